@@ -23,8 +23,13 @@ class Delay:
         """Spend the delay if it is in this phase, which ends now."""
         if phase != self.phase:
             return
-        began = perf_counter_ns()
-        end = began + self._ns
-        while (now := perf_counter_ns()) < end:
-            pass
-        self._spent_ns += now - began
+        self._spent_ns += spin(self._ns)
+
+
+def spin(ns: int) -> int:
+    """Computes for so long; how long that was, ns."""
+    began = perf_counter_ns()
+    end = began + ns
+    while (now := perf_counter_ns()) < end:
+        pass
+    return now - began

@@ -1,9 +1,9 @@
 """NVTX ranges, for whoever looks on with a profiler such as Nsight Systems.
 
 Each process has a domain of its own, named after its role: "engine", "output process", "device process",
-"load generator". A range is a registered string, its category has the same name, its payload is a number:
-the step, or the request. Attributes are made once, so that a range costs a store and two calls. Where no
-tool is attached there are no ranges at all: what makes them is chosen at boot, or left out.
+"tokenizer", "load generator". A range is a registered string, its category has the same name, its payload is
+a number: the step, or the request. Attributes are made once, so that a range costs a store and two calls.
+Where no tool is attached there are no ranges at all: what makes them is chosen at boot, or left out.
 
 In a round that is profiled, the steps of its window are inside the range WINDOW of the domain
 WINDOW_DOMAIN, which a capture range of nsys looks for.

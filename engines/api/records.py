@@ -56,8 +56,8 @@ class DeviceWork(msgspec.Struct, frozen=True):
 
 
 class HostRanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What the threads of one process did in a profiled round, one by one: int64 rows (thread, name, step,
-    start_ns, end_ns), in the order in which they ended.
+    """What the threads of one process did in a round, one by one: int64 rows (thread, name, step, start_ns,
+    end_ns), in the order in which they ended.
 
     thread is the kernel's id; name an index into `names`. On a thread, ranges nest or are disjoint.
     """
@@ -106,3 +106,6 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     counters: dict[str, int] = {}  # mechanism counters: what the toggles did in this round
     memory: dict[str, int] = {}  # bytes: "device_peak", "pinned_peak"
     profile: Profile | None = None
+    # Of a round with delays (Engine.delay): the phases that are no step's columns, as other threads or
+    # processes did them, each one of `names`.
+    beside: list[HostRanges] = []

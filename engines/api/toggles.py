@@ -28,6 +28,7 @@ class Toggle:
     optional: bool = False
     # Of `choices`: our own rewriting of what `source` describes. What is found of it is no verdict on that.
     rewritten: str = ""
+    phases: tuple[str, ...] = ()  # of a step: all that it changes is how long these take
     module: str = ""  # that has its choices side by side: its __name__, for who wants to read them
 
     @property

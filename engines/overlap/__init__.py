@@ -49,7 +49,11 @@ SPEC = EngineSpec(
     build=f"{__name__}.engine:build",
     packages=("overlap_bench.engines",),
     plants=("device", "host"),
-    phases=("schedule", "metadata", "h2d", "launch", "append", "output"),
+    # The last two only where the settings have them: output=process, and tokenize_workers.
+    phases=(
+        *("recv", "schedule", "metadata", "h2d", "launch", "append", "output"),
+        *("output-process", "tokenize"),
+    ),
     scores=True,
     samples=True,
     takes_turns=True,

@@ -67,6 +67,7 @@ class OverlapEngine(api.Engine):
         self._cancelled: set[int] = set()  # while their texts were being tokenized
         self._ranks: OtherRanks | None = None  # where the model spans several devices
         self._tracer: Tracer | None = None  # in a round that is profiled
+        self._delayed = False  # in a round with delays
 
     @property
     def _loop(self) -> Loop:
@@ -279,7 +280,9 @@ class OverlapEngine(api.Engine):
 
     def begin_round(self) -> None:
         self._forget()
-        self._tracer = None
+        self._tracer, self._delayed = None, False
+        if self._tokenizing is not None:
+            self._tokenizing.begin_round()
         self._loop.recorder.begin_round(self._loop.next_step)
 
     def begin_profile(self, steps: int) -> None:
@@ -305,7 +308,15 @@ class OverlapEngine(api.Engine):
         self._drain_devices()
 
     def delay(self, phase: str, ns: int) -> int:
-        return self._loop.recorder.delay.put(phase, ns)
+        loop, tokenizing = self._loop, self._tokenizing
+        if not self._delayed:
+            self._delayed = True
+            loop.output.keep_ranges()
+        spent = loop.recorder.delay.put(phase if phase in api.PHASES else "", ns)
+        spent += loop.output.delay(ns if phase == "output-process" else 0)
+        if tokenizing is not None:
+            spent += tokenizing.delay(ns if phase == "tokenize" else 0)
+        return spent
 
     def _drain_devices(self) -> None:
         self._device.drain()
@@ -323,7 +334,17 @@ class OverlapEngine(api.Engine):
             counters=dict(self.counters) | {"steps_lost": self._loop.recorder.lost} | self._device.counters,
             memory={"device_peak": memory.device_peak, "pinned_peak": memory.pinned_peak},
             profile=self._profile(),
+            beside=self._beside() if self._delayed else [],
         )
+
+    def _beside(self) -> list[api.HostRanges]:
+        """What other threads and processes did in a round with delays."""
+        tokenizing = [] if self._tokenizing is None else [self._tokenizing.take_ranges()]
+        output = [
+            msgspec.structs.replace(each, names=["output-process"] * len(each.names))
+            for each in self._loop.output.take_ranges()
+        ]
+        return [*output, *tokenizing]
 
     def _profile(self) -> api.Profile | None:
         """What was kept of a profiled round."""

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from overlap_bench.engines.api import PHASES, Finish, HostRanges
+from overlap_bench.engines.delay import spin
 from overlap_bench.engines.host import Sink
 from overlap_bench.engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
 from overlap_bench.engines.overlap.presets import load_tokenizer
@@ -35,18 +36,19 @@ class ToOutput(msgspec.Struct, frozen=True, array_like=True):
     closed: list[Finish] = []
     ranges: str = ""  # KEEP: record them from now on; TELL: send what was recorded
     flush: bool = False  # say when all of it is sent
+    delay_ns: int = -1  # of each step from now on (Engine.delay)
 
 
 KEEP, TELL = "keep", "tell"
 
 
 class FromOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What the engine is told: of stop strings, or (the answers to TELL and to `flush`) of ranges, and that
-    everything is sent."""
+    """What the engine is told: of stop strings; without any it is an answer: to TELL with ranges, to `flush`
+    that everything is sent, to `delay_ns` with what delays took since the last one."""
 
     stopped: list[Stopped] = []
     ranges: HostRanges | None = None
-    flushed: bool = False
+    delayed_ns: int = 0
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,7 @@ def main() -> None:
         tokenizer, config.stream_interval, sink, lambda stopped: tell(FromOutput(stopped))
     )
     ranges = RangeLog("output process", PHASES)
+    delay_ns = delayed_ns = 0
     decode = msgspec.msgpack.Decoder(ToOutput).decode
     handed_over = sys.stdin.buffer
     print("ready", flush=True)
@@ -94,6 +97,8 @@ def main() -> None:
         if handed.produced:
             began = ranges.begin(OUTPUT, handed.step)
             processor.process(handed.produced)
+            if delay_ns:
+                delayed_ns += spin(delay_ns)
             ranges.end(OUTPUT, handed.step, began)
         for finish in handed.closed:
             processor.close(finish)
@@ -102,7 +107,10 @@ def main() -> None:
         elif handed.ranges == TELL:
             tell(FromOutput(ranges=ranges.take("output", "output")))
         if handed.flush:
-            tell(FromOutput(flushed=True))
+            tell(FromOutput())
+        if handed.delay_ns >= 0:
+            tell(FromOutput(delayed_ns=delayed_ns))
+            delay_ns, delayed_ns = handed.delay_ns, 0
     context.destroy(linger=1000)
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
 from time import perf_counter_ns
 
 from tokenizers import Tokenizer
 
-from overlap_bench.engines.api import Request
+from overlap_bench.engines.api import HostRanges, Request
+from overlap_bench.engines.delay import spin
+from overlap_bench.engines.tracing import RangeLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,9 @@ class Tokenizing:
         self._lock = Lock()
         self._stopped = False
         self.requests: set[int] = set()  # ids of those that are with the workers
+        self._ranges = RangeLog("tokenizer", ("tokenize",))
+        self._delay_ns = 0
+        self._delayed: list[Future[int]] = []
 
     def submit(self, request: Request, text: str, accepted_ns: int) -> None:
         """Queue a text for the workers; does not block."""
@@ -66,6 +71,8 @@ class Tokenizing:
 
         def pump_and_take(timeout: float | None) -> bool:
             go_on = pump(timeout)
+            if self._delay_ns:
+                self._delayed.append(self._pool.submit(self._spend, self._delay_ns))
             if self._finished:
                 with self._lock:
                     finished, self._finished = self._finished, deque()
@@ -79,15 +86,38 @@ class Tokenizing:
 
     def _work(self, request: Request, text: str, accepted_ns: int) -> None:
         prompt, error = list[int](), ""
+        began = self._ranges.begin(0, request.id)
         try:
             prompt = encode(self._tokenizer, text)
         except Exception as problem:  # it would be lost otherwise, and the request never end
             error = f"the prompt can't be tokenized: {problem}"
+        self._ranges.end(0, request.id, began)
         tokenized = Tokenized(request, prompt, error, accepted_ns, perf_counter_ns())
         with self._lock:
             if not self._stopped:
                 self._finished.append(tokenized)
                 os.eventfd_write(self.wake_fd, 1)
+
+    def begin_round(self) -> None:
+        """From now on note what the workers do."""
+        self._ranges.keep()
+
+    def take_ranges(self) -> HostRanges:
+        """What the workers did since then."""
+        return self._ranges.take("tokenizer", "scheduler")
+
+    def delay(self, ns: int) -> int:
+        """From now on each step brings the workers a text that takes so long, as more Python would: they hold
+        the interpreter. What that took since the last call, ns, once all of it is done."""
+        self._delay_ns = ns
+        delayed, self._delayed = self._delayed, []
+        return sum(each.result() for each in delayed)
+
+    def _spend(self, ns: int) -> int:
+        began = self._ranges.begin(0, 0)
+        took = spin(ns)
+        self._ranges.end(0, 0, began)
+        return took
 
     def stop(self) -> None:
         """Does not wait for the workers: the text that one is at may be long."""

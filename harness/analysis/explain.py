@@ -12,7 +12,9 @@ import numpy as np
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison, stored, tail, words
+from overlap_bench.harness.analysis.foretold import Foretold, foretell
 from overlap_bench.harness.analysis.result import NoPrediction, Prediction, Settings, Warning, ranked
+from overlap_bench.harness.analysis.sensitivity import read as read_sensitivity
 from overlap_bench.harness.metrics import attribution, definitions, ranks, slices
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.stats import paired, verdicts
@@ -77,14 +79,16 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     tail: list[tail.Tail]
     prediction: Prediction | NoPrediction | None
     warnings: list[Warning]
+    foretold: Foretold | None = None  # where a sensitivity was given
 
 
-def explain(folder: Path) -> Explained:
-    """Explain a finished run.
+def explain(folder: Path, sensitivity: Path | None = None) -> Explained:
+    """Explain a finished run; by a `sensitivity` of its before arm, a folder, also what it should have given.
 
-    Raises StoreError where the folder can't be read or the run is not finished, and BadSetting where it has
-    no step records to explain.
+    Raises StoreError where a folder can't be read or the run is not finished, and BadSetting where it has
+    no step records to explain, or the sensitivity is another's.
     """
+    known = None if sensitivity is None else read_sensitivity(sensitivity)
     manifest = stored.readable(folder)
     stored.check_two(folder, manifest)
     blocks, per_block = stored.finished(folder, manifest)
@@ -118,6 +122,9 @@ def explain(folder: Path) -> Explained:
         tail=tails(design.arms, blocks),
         prediction=found.prediction,
         warnings=ranked([*(each for each in found.warnings if each.leads), *warnings(step)]),
+        foretold=None
+        if known is None
+        else foretell(known, design, blocks, values["interval"], values["device"], alpha),
     )
 
 

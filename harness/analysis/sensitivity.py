@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.metrics.arrays import Floats
 from overlap_bench.harness.metrics.slices import trimmed
 from overlap_bench.harness.stats.knee import Knee, over_trials, points
@@ -17,6 +18,7 @@ from overlap_bench.harness.store.files import StoreError
 FILE = "sensitivity.json"
 NS_PER_US = 1e3
 NO_SLACK = 0.005  # of a step: what is hidden of a delay that is felt at once, by the accuracy of the fit
+ABSENT = "no step of these settings has it"
 FEWEST_SIZES = 3  # of which a trial must have turns, for a line through them
 
 
@@ -75,6 +77,71 @@ def read(folder: str | Path) -> Sensitivity:
         raise StoreError(f"{path} is not what bench sensitivity leaves: {error}") from error
 
 
+def of_segment(
+    steps: pd.DataFrame,
+    turns: pd.DataFrame,
+    beside: pd.DataFrame,
+    lead: int,
+    delays: Sequence[tuple[str, int]],
+    names: Sequence[str],
+    segment: int = 0,
+) -> pd.DataFrame:
+    """Decode turns (slices.of_turns, of records' frames of the same names) with what each was to be delayed
+    by: `phase`, `size_ns`; `delay_ns`, spent by the step; `felt_ns`, what the step took; `us.PHASE`, what
+    each phase took of it.
+
+    What another thread or process takes of a step is its busy time in a turn; where it has none in them, as
+    texts come before, that of the whole segment. Where it is busy for longer than a step takes, steps wait
+    for it in the end, once there is no more room for what it is handed: turns are too short for that, so that
+    its time is then taken for the step's.
+    """
+    frame = slices.decode_slices(slices.of_turns(steps, turns, lead).assign(round=segment))
+    frame = frame.set_index("turn", drop=False)
+    asked = [delays[turn % len(delays)] for turn in frame["turn"]]
+    frame["phase"], frame["size_ns"] = [name for name, _ in asked], [size for _, size in asked]
+    frame["delay_ns"] = turns["delayed_ns"].reindex(frame.index) / frame["steps"]
+    numbers = steps.sort_values("step").reset_index(drop=True)
+    felt = frame["interval_ns"].astype(float)
+    for name in names:
+        if f"{name}.start" in numbers:
+            spans = (numbers[f"{name}.end"] - numbers[f"{name}.start"]).where(numbers[f"{name}.start"] >= 0)
+            means = [
+                spans.iloc[first + lead : first + count].mean()
+                for first, count in zip(frame["first_step"], frame["steps"], strict=True)
+            ]
+            frame[f"us.{name}"] = np.array(means, float) / NS_PER_US
+        else:
+            mine = beside[beside["phase"] == name]
+            busy = _busy_ns(mine, turns).reindex(frame.index) / frame["steps"]
+            others = mine[mine["start_ns"] < turns["taken_ns"].reindex(frame.index).min()]
+            early = float((others["end_ns"] - others["start_ns"]).sum()) / max(1, len(steps))
+            own = busy if busy[frame["phase"] == ""].any() else early
+            frame[f"us.{name}"] = own / NS_PER_US if len(mine) else np.nan
+            felt = felt.mask(frame["phase"] == name, np.maximum(felt, busy))
+    return frame.assign(felt_ns=felt).reset_index(drop=True)
+
+
+def with_costs(turns: pd.DataFrame) -> pd.DataFrame:
+    """The turns of a trial with `cost_ns`: what a step took longer than in the turns beside it that had no
+    delay. Without the turns beside which something else used the cores, where enough are left."""
+    kept = slices.deciding(turns)
+    quiet = kept[kept["phase"] == ""].set_index(["round", "turn"])["interval_ns"]
+    beside = [
+        quiet.reindex(pd.MultiIndex.from_arrays([kept["round"], kept["turn"] + by])).to_numpy()
+        for by in (-1, 1)
+    ]
+    costs = kept["felt_ns"].to_numpy() - pd.DataFrame(beside).mean().to_numpy()
+    return kept.assign(cost_ns=np.where(kept["phase"] == "", np.nan, costs))
+
+
+def _busy_ns(spans: pd.DataFrame, turns: pd.DataFrame) -> pd.Series:
+    """Of each turn: how long what began in it took."""
+    starts, took = spans["start_ns"].to_numpy(), (spans["end_ns"] - spans["start_ns"]).to_numpy()
+    ends = zip(turns["taken_ns"], turns["drained_ns"], strict=True)
+    busy = [float(took[(starts > taken) & (starts < drained)].sum()) for taken, drained in ends]
+    return pd.Series(busy, turns.index)
+
+
 def phases(
     trials: Sequence[pd.DataFrame], names: Sequence[str], step_us: float
 ) -> tuple[list[Phase], dict[str, str]]:
@@ -86,9 +153,8 @@ def phases(
         if len(lines) < len(trials) or len({len(x) for x, *_ in lines}) > 1:
             left_out[name] = "its code did not run in a step, or nothing of it is recorded here"
             continue
-        own = float(
-            np.mean([trimmed(each.loc[each["phase"] == "", f"us.{name}"].dropna()) for each in trials])
-        )
+        quiet = [each.loc[each["phase"] == "", f"us.{name}"].dropna() for each in trials]
+        own = float(np.mean([trimmed(each) for each in quiet if len(each)]))
         means = np.mean([line[:2] for line in lines], axis=0)
         found.append(_phase(name, own, over_trials(lines), step_us, means))
     return sorted(found, key=lambda each: -each.gain_most), left_out

@@ -105,16 +105,15 @@ def sensitivity(
     debug: Debug = False,
 ) -> None:
     """Find where the next microsecond pays: known delays in each host phase of a step, and what the step
-    makes of them. One boot a trial (--blocks), in turns beside turns without."""
+    makes of them; of a variant, in its before arm. One boot a trial (--blocks), in turns beside turns
+    without."""
     from overlap_bench.harness.common.machine import guess_device
     from overlap_bench.harness.plan.variants import load_variants
     from overlap_bench.harness.studies import sensitivity as study
 
     design = make_design(request, api.find_engines(), load_variants(), guess_device)
     if len(design.arms) > 1:
-        raise api.BadSetting(
-            "sensitivity looks at one engine: give --engine and --set, no variant and no --after"
-        )
+        say(f"of {design.name}: its before arm")
     found = study.measure(design, phases or (), study.parse_savings(saves or ()), out, say)
     printing.show(found, format)
 
@@ -168,13 +167,19 @@ def _read(files: Sequence[Path], of_profile: bool = False) -> TraceResult:
 
 def explain(
     run: Annotated[Path, argument("Folder of a finished run.")],
+    sensitivity: Annotated[
+        Path | None,
+        option(
+            OUTPUT, "Folder of bench sensitivity, of the before arm: what it foretells.", metavar="FOLDER"
+        ),
+    ] = None,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
     """Where each decode step's interval goes, what made late requests late, and what was to be expected."""
     from overlap_bench.harness.analysis.explain import explain as explain_run
 
-    printing.show(explain_run(run), format)
+    printing.show(explain_run(run, sensitivity), format)
 
 
 def report(

@@ -137,7 +137,7 @@ OF_A_VERDICT = (
     "margin", "primary", "secondaries", "goodput",
 )  # fmt: skip
 # What means nothing to delays in one engine.
-OF_A_LINE = (*(each for each in OF_A_VERDICT if each != "blocks"), "variant", "before", "after", "segments")
+OF_A_LINE = (*(each for each in OF_A_VERDICT if each != "blocks"), "before", "after", "segments")
 # What needs a before and an after: a factorial's toggles say what differs, and its block count is fixed.
 OF_TWO_ARMS = (
     "variant", "before", "after", "until_decided", "until_precision", "max_blocks", "plant", "plant_at",

@@ -189,7 +189,7 @@ def to_html(found: Bisected) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("bisection.html.jinja").render(
+    return environment.get_template("page.html.jinja").render(
         run=found.run,
         page=page(found),
         tone=TONES[found.verdict],

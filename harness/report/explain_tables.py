@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from overlap_bench.harness.analysis.explain import SHOWN_CAUSES, Explained, Part, RankTimes
+from overlap_bench.harness.analysis.foretold import Estimate, Foretold
 from overlap_bench.harness.analysis.tail import Tail
 from overlap_bench.harness.analysis.words import confidence, interval
 from overlap_bench.harness.common.formatting import number
@@ -37,6 +38,12 @@ TAIL_NOTE = (
     "harness/analysis/tail.py."
 )
 
+FORETOLD_NOTE = (
+    "What a phase changed by, in decode steps of rounds at the sensitivity's batch, times its slope in "
+    "{found.sensitivity}, whose step took {found.step_us:,.0f} us; what is hidden there counts nothing. "
+    "Intervals over blocks; that of what is foretold holds the slopes' too. harness/analysis/foretold.py."
+)
+
 
 def step_line(found: Explained) -> str:
     """The change of the step, in which of the run's measurements, and the part that changed most."""
@@ -60,6 +67,8 @@ def _named(found: Explained, part: str) -> str:
 
 def page(found: Explained) -> Page:
     tables = [step_table(found), *([rank_table(found)] if found.ranks else []), tail_table(found)]
+    if found.foretold is not None:
+        tables.append(foretold_table(found.foretold))
     if found.prediction is not None:
         tables.append(Table("Prediction", (), (), prediction_line(found.prediction)))
     changed = changed_settings(found.before, found.after)
@@ -128,6 +137,33 @@ def tail_table(found: Explained) -> Table:
     return tabulated(title, found.tail, columns, TAIL_NOTE, numbers=("typical", "late"))
 
 
+def foretold_table(found: Foretold) -> Table:
+    """The phases that changed, what a step feels of them, and beside it what the step did."""
+    title = "Foretold by where a microsecond pays"
+    if found.foretold is None:
+        return Table(title, (), (), f"{found.sensitivity} foretells nothing here: {found.why_not}.")
+    rows = [
+        *((each.phase, each.change, f"{each.slope:.2f}", _signed(each.felt_us)) for each in found.phases),
+        ("a step, foretold", found.foretold, "", ""),
+        ("a step, measured", found.measured, "", ""),
+        ("beside the device's own time", found.aside, "", ""),
+    ]
+    columns: dict[str, Callable[[tuple[str, Estimate | None, str, str]], str]] = {
+        "us of a step": lambda row: row[0],
+        "change": lambda row: "" if row[1] is None else _signed(row[1].us),
+        "interval": lambda row: "" if row[1] is None else f"[{_signed(row[1].low)}, {_signed(row[1].high)}]",
+        "slope": lambda row: row[2],
+        "a step feels": lambda row: row[3],
+    }
+    return tabulated(
+        title, rows, columns, FORETOLD_NOTE.format(found=found), ("change", "slope", "a step feels")
+    )
+
+
+def _signed(us: float) -> str:
+    return f"{us:+,.1f}".replace("-", "−")
+
+
 def _us(value: float | None) -> str:
     return "–" if value is None else f"{value:,.1f}"
 
@@ -137,7 +173,7 @@ def _share(value: float | None) -> str:
 
 
 def _delta(row: Part) -> str:
-    return "–" if row.delta is None else f"{row.delta:+,.1f}".replace("-", "−")
+    return "–" if row.delta is None else _signed(row.delta)
 
 
 def _change(row: Part) -> str:

@@ -17,13 +17,15 @@ import msgspec
 from matplotlib.figure import Figure
 
 from overlap_bench.engines import api
+from overlap_bench.harness.analysis import sensitivity
 from overlap_bench.harness.analysis.frames import Run, load
 from overlap_bench.harness.analysis.result import Comparison, Result
+from overlap_bench.harness.analysis.sensitivity import Sensitivity
 from overlap_bench.harness.analysis.stored import check_two
 from overlap_bench.harness.analysis.words import conclusion
 from overlap_bench.harness.common.formatting import blocks_of, minutes_of
 from overlap_bench.harness.plan.design import Arm, Design
-from overlap_bench.harness.report import figures, findings, tables
+from overlap_bench.harness.report import figures, findings, formats, sensitivity_tables, tables
 from overlap_bench.harness.report.figures import style
 from overlap_bench.harness.report.figures.page import inline_svg
 from overlap_bench.harness.report.page import Table, markdown_page, markdown_table
@@ -33,7 +35,10 @@ from overlap_bench.harness.workload.arrivals import ARRIVALS
 from overlap_bench.harness.workload.workload import Workload
 
 PAGE = "report.html"  # in the folder of its run
-TEMPLATE = "report.html.jinja"
+CAPTION = (
+    "What a step takes longer, by what a phase was delayed by. On the grey line all of a delay is felt; what "
+    "lies below it is hidden. Points: means over trials, of each size; lines: what was fitted."
+)
 # Inches: of the pictures that lead, two of which stand side by side, and of the second drawing of each other
 # one, for narrow screens.
 NARROW = 3.7
@@ -55,18 +60,22 @@ class Picture:
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
-    """Write the report of a finished run to `out`, .html or .md, or into its folder; where it lies. Raises
-    BadSetting for another ending or a run of several arms or where that can't be written, and StoreError for
-    a run that can't be read or is not finished."""
+    """Write the report of a finished run, or of a sensitivity, to `out`, .html or .md, or into its folder;
+    where it lies. Raises BadSetting for another ending or a run of several arms or where that can't be
+    written, and StoreError for a folder that can't be read or a run that is not finished."""
     path = folder / PAGE if out is None else out
-    forms: dict[str, Callable[[Run], str]] = {".html": to_html, ".md": to_markdown}
-    form = forms.get(path.suffix.lower())
-    if form is None:
-        raise api.BadSetting(f"a report is a web page or markdown: end {path} in {' or '.join(forms)}")
-    run = load(folder)
-    check_two(folder, run.manifest)
+    form = path.suffix.lower()
+    if form not in (".html", ".md"):
+        raise api.BadSetting(f"a report is a web page or markdown: end {path} in .html or .md")
+    if (folder / sensitivity.FILE).exists():
+        found = sensitivity.read(folder)
+        text = sensitivity_page(found) if form == ".html" else _as_text(formats.to_markdown(found))
+    else:
+        run = load(folder)
+        check_two(folder, run.manifest)
+        text = to_html(run) if form == ".html" else to_markdown(run)
     try:
-        write_text(path, form(run))
+        write_text(path, text)
     except WriteFailed as error:  # nothing was measured that could be lost
         raise api.BadSetting(f"{error}; give another place with -o {PAGE}") from error
     return path
@@ -78,14 +87,7 @@ def to_html(run: Run) -> str:
     result, comparison = _shown(run)
     first, *others = tables.parts(comparison)
     outputs = [] if comparison.after is None else [tables.outputs_line(comparison.outputs)]
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("overlap_bench.harness.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(TEMPLATE).render(
+    return _template("report.html.jinja").render(
         result=result,
         comparison=comparison,
         conclusion=conclusion(result.device, comparison),
@@ -103,6 +105,31 @@ def to_html(run: Run) -> str:
         environment=environment_of(run),
         settings=settings_of(comparison),
     )
+
+
+def sensitivity_page(found: Sensitivity) -> str:
+    """The page of a sensitivity: what it says first, its figure and its tables."""
+    draw: Draw = partial(figures.sensitivity, found)
+    picture = _picture("What delays cost", draw, leads=False) if found.phases else Picture("")
+    return _template("page.html.jinja").render(
+        run=found.run,
+        page=sensitivity_tables.page(found),
+        tone="open",
+        caption=CAPTION,
+        wide=picture.wide,
+        narrow=picture.narrow,
+    )
+
+
+def _template(name: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("overlap_bench.harness.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)
 
 
 def to_markdown(run: Run) -> str:

@@ -141,6 +141,16 @@ def device_frame(record: api.RoundRecord) -> pd.DataFrame:
     return _work_frame(record.device_work)
 
 
+def beside_frame(record: api.RoundRecord) -> pd.DataFrame:
+    """One row per time that another thread or process did a phase which is no step's column: phase, start_ns,
+    end_ns."""
+    width = 5  # thread, name, step, start_ns, end_ns
+    rows = [_matrix(each.data, width) for each in record.beside]
+    phases = [each.names[name] for each, mine in zip(record.beside, rows, strict=True) for name in mine[:, 1]]
+    spans = np.concatenate([np.empty((0, width), np.int64), *rows])
+    return pd.DataFrame({"phase": phases, "start_ns": spans[:, 3], "end_ns": spans[:, 4]})
+
+
 def _work_frame(work: api.DeviceWork | None) -> pd.DataFrame:
     work = work or api.DeviceWork(0, b"")
     frame = pd.DataFrame(_matrix(work.data, len(DEVICE_COLUMNS)), columns=DEVICE_COLUMNS)

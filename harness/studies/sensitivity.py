@@ -10,12 +10,11 @@ from datetime import datetime
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pandas as pd
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import sensitivity
-from overlap_bench.harness.analysis.sensitivity import Sensitivity
+from overlap_bench.harness.analysis.sensitivity import ABSENT, Sensitivity
 from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.plan.orders import segment_seed
@@ -55,7 +54,7 @@ def measure(
 ) -> Sensitivity:
     """Measure in a new folder under `out`. Raises BadSetting, RunFailed; what is not finished leaves no
     folder."""
-    (arm,) = design.arms
+    arm = design.arms[0]
     spec = api.find_engines()[arm.engine]
     if not spec.phases:
         raise api.BadSetting(f"engine {spec.name} names no phases in which its steps can be delayed")
@@ -65,7 +64,7 @@ def measure(
         raise api.BadSetting(f"an interval needs at least {FEWEST_TRIALS} trials, not {design.blocks}")
     if not arm.options.recorder:
         raise api.BadSetting("what a delay costs is read from step records, and recorder=off keeps none")
-    turns = turns_of(design.arms, api.find_engines())
+    turns = turns_of([arm], api.find_engines())
     least = FEWEST_TURNS * turns["turn_steps"]
     if (design.workload.most_new_tokens or least) < least:
         raise api.BadSetting(f"a segment needs {FEWEST_TURNS} turns: --max-new-tokens of {least} or more")
@@ -104,7 +103,9 @@ def _measure(plan: Plan, run: str, say: Say) -> Sensitivity:
             say(f"trial {trial + 1} of {plan.design.blocks}: booting")
             (booted,) = session.boot([plan.arm]).values()
             if not trial:
-                plan = _sized(session, plan, booted, say)
+                sized = _sized(session, plan, booted, say)
+                absent = dict.fromkeys((each for each in plan.phases if each not in sized.phases), ABSENT)
+                plan = sized
             trials.append(_trial(session, plan, booted, trial, REPEATS))
             session.shut([booted])
     quiet = pd.concat(trials)
@@ -121,19 +122,22 @@ def _measure(plan: Plan, run: str, say: Say) -> Sensitivity:
         step_us=step_us,
         trials=len(trials),
         phases=found,
-        left_out=left_out,
+        left_out=absent | left_out,
     )
 
 
 def _sized(session: Session, plan: Plan, booted: Booted, say: Say) -> Plan:
-    """The plan with sizes of delays, below, near and above the slack that each phase seems to have: by a
-    first look, of which nothing counts, and which warms the engine up."""
+    """The plan of the phases that there are, with sizes of delays, below, near and above the slack that each
+    seems to have: by a first look, of which nothing counts, and which warms the engine up."""
     for _ in range(2):
         undelayed = _segment(session, plan, booted, 0, [("", 0)])
     step_ns = slices.trimmed(slices.decode_slices(undelayed)["interval_ns"])
     batch, took = plan.design.workload.num_requests, f"{step_ns / NS_PER_US:,.0f} us"
     say(f"a step takes {took} at batch {batch}; a first look at how much of a delay is hidden")
-    plan = replace(plan, sizes=dict.fromkeys(plan.phases, _shares(COARSE, step_ns)))
+    there = tuple(name for name in plan.phases if undelayed[f"us.{name}"].notna().any())
+    if not there:
+        raise api.BadSetting(f"{plan.arm.engine} has no phase {' or '.join(plan.phases)} with these settings")
+    plan = replace(plan, phases=there, sizes=dict.fromkeys(there, _shares(COARSE, step_ns)))
     look = _trial(session, plan, booted, -1, COARSE_REPEATS)
     sizes = {}
     for phase in plan.phases:
@@ -165,7 +169,7 @@ def _trial(session: Session, plan: Plan, booted: Booted, trial: int, repeats: in
         some = delays[start : start + turns // 2]
         asked = [("", 0), *(turn for each in some for turn in (each, ("", 0)))]
         found.append(_segment(session, plan, booted, 1 + start, asked))
-    return pd.concat(found, ignore_index=True)
+    return sensitivity.with_costs(pd.concat(found, ignore_index=True))
 
 
 def _segment(
@@ -180,21 +184,12 @@ def _segment(
     if failed := next(filter(None, done.data.errors), ""):
         raise api.EngineError(f"a request failed: {failed}")
     record, table = session.collect_turns(booted)
-    steps, turns = records.steps_frame(record), records.turns_frame(table)
-    frame = slices.of_turns(steps, turns, design.turn_lead).assign(round=segment)
-    frame = slices.decode_slices(frame).set_index("turn", drop=False)
-    asked_of = [delays[turn % len(delays)] for turn in frame["turn"]]
-    frame["phase"], frame["size_ns"] = [name for name, _ in asked_of], [size for _, size in asked_of]
-    frame["delay_ns"] = turns["delayed_ns"].reindex(frame.index) / frame["steps"]
-    quiet = frame["interval_ns"].where(frame["phase"] == "")
-    beside = pd.concat([quiet.reindex(frame.index + by).set_axis(frame.index) for by in (-1, 1)], axis=1)
-    frame["cost_ns"] = np.where(frame["phase"] == "", np.nan, frame["interval_ns"] - beside.mean(axis=1))
-    numbers = steps.sort_values("step").reset_index(drop=True)
-    for phase in plan.phases:
-        spans = (numbers[f"{phase}.end"] - numbers[f"{phase}.start"]).where(numbers[f"{phase}.start"] >= 0)
-        means = [
-            float(spans.iloc[first + design.turn_lead : first + count].mean())
-            for first, count in zip(frame["first_step"], frame["steps"], strict=True)
-        ]
-        frame[f"us.{phase}"] = np.array(means) / NS_PER_US
-    return frame.reset_index(drop=True)
+    return sensitivity.of_segment(
+        records.steps_frame(record),
+        records.turns_frame(table),
+        records.beside_frame(record),
+        design.turn_lead,
+        delays,
+        plan.phases,
+        segment,
+    )

@@ -49,6 +49,7 @@ TOGGLE = Toggle(
         "pinned_set_wait_ns",
     ),
     after="pinned",
+    phases=("metadata", "h2d"),
 )
 
 

@@ -29,7 +29,7 @@ from overlap_bench.engines.api import EngineError, Toggle
 if TYPE_CHECKING:
     from overlap_bench.engines.api import Finish, HostRanges
     from overlap_bench.engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
-    from overlap_bench.engines.overlap.output_process import ToOutput
+    from overlap_bench.engines.overlap.output_process import FromOutput, ToOutput
 
     MakeProcessor = Callable[[Callable[[list[Stopped]], None]], OutputProcessor]
 
@@ -74,10 +74,14 @@ class Output(Protocol):
         """A request ended without a last token; nothing more is handed over for it."""
 
     def keep_ranges(self) -> None:
-        """A profiled round begins: note what another process does, if there is one."""
+        """From now on note what another process does, if there is one."""
 
     def take_ranges(self) -> list[HostRanges]:
-        """The profiled round is over: what another process did in it, if there is one."""
+        """What another process did since then, if there is one."""
+
+    def delay(self, ns: int) -> int:
+        """Another process, if there is one, computes for so much longer at each step from now on. What that
+        took since the last call, ns."""
 
     def stop(self) -> None: ...
 
@@ -100,6 +104,9 @@ class OnTheStep:
 
     def take_ranges(self) -> list[HostRanges]:
         return []
+
+    def delay(self, ns: int) -> int:
+        return 0
 
     def stop(self) -> None:
         pass
@@ -203,7 +210,7 @@ class InProcess:
         self._keep, self._tell = KEEP, TELL
         self._stopped: list[Stopped] = []
         self._listening = False  # until a request has stop strings, there is nothing to hear
-        self._flushed = False
+        self._delay_ns = 0
         self._unread = b""
 
     def open(self, opening: Opening) -> None:
@@ -221,11 +228,7 @@ class InProcess:
         pass
 
     def flush(self) -> None:
-        self._send(self._handed(flush=True))
-        while not self._flushed:
-            select.select([self._told], [], [])
-            self._hear()
-        self._flushed = False
+        self._ask(self._handed(flush=True))
 
     def stopped(self) -> Sequence[Stopped]:
         """One read of a pipe that is most often empty."""
@@ -241,15 +244,25 @@ class InProcess:
         self._send(self._handed(ranges=self._keep))
 
     def take_ranges(self) -> list[HostRanges]:
-        self._send(self._handed(ranges=self._tell))
+        ranges = self._ask(self._handed(ranges=self._tell)).ranges
+        return [] if ranges is None else [ranges]
+
+    def delay(self, ns: int) -> int:
+        if not ns and not self._delay_ns:
+            return 0
+        self._delay_ns = ns
+        return self._ask(self._handed(delay_ns=ns)).delayed_ns
+
+    def _ask(self, handed: ToOutput) -> FromOutput:
+        """The answer to it."""
+        self._send(handed)
         while True:
             select.select([self._told], [], [])
-            ranges = self._hear()
-            if ranges:
-                return ranges
+            if answers := self._hear():
+                return answers[0]
 
-    def _hear(self) -> list[HostRanges]:
-        """Read what the process has reported; does not block."""
+    def _hear(self) -> list[FromOutput]:
+        """Read what the process has reported, and return what answers; does not block."""
         try:
             data = os.read(self._told, PIPE_BYTES)
         except BlockingIOError:
@@ -257,7 +270,7 @@ class InProcess:
         if not data:
             raise EngineError("the output process died")
         self._unread += data
-        ranges: list[HostRanges] = []
+        answers: list[FromOutput] = []
         size = self._length.size
         while len(self._unread) >= size:
             end = size + self._length.unpack_from(self._unread)[0]
@@ -265,11 +278,11 @@ class InProcess:
                 break
             told = self._decode(self._unread[size:end])
             self._unread = self._unread[end:]
-            self._stopped += told.stopped
-            self._flushed |= told.flushed
-            if told.ranges is not None:
-                ranges.append(told.ranges)
-        return ranges
+            if told.stopped:
+                self._stopped += told.stopped
+            else:
+                answers.append(told)
+        return answers
 
     def _send(self, handed: ToOutput) -> None:
         body = self._encode(handed)

@@ -42,6 +42,7 @@ TOGGLE = Toggle(
     source="vLLM 5399, 6183",
     requires={"*": {"ranks": SEVERAL}},
     counters=("share_ns", "shared_steps", "shared_bytes", "ring_full_ns"),
+    phases=("metadata",),
 )
 
 GONE_MS = 1000  # after which a rank that takes no message is taken to be gone

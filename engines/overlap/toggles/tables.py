@@ -32,6 +32,7 @@ TOGGLE = Toggle(
     "the device keeps and the program gathers from",
     source="roseinfer (its follow-up); vLLM 47936, vLLM-Ascend 17066",
     counters=("table_rows", "table_bytes"),
+    phases=("schedule", "metadata", "h2d"),
 )
 
 

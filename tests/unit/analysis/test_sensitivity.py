@@ -51,6 +51,79 @@ def test_phases_come_in_the_order_of_what_they_could_give_and_hidden_ones_give_n
     assert by_name["launch"].gain_most == by_name["output"].gain_most == 0
 
 
+def segment(delays: list[tuple[str, int]], step_us: list[float]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Records of turns of four steps, each with a `schedule` of 20 us; of a turn, its steps' time."""
+    rows, turns, now = [], [], 1_000
+    for turn, took in enumerate(step_us):
+        taken = now
+        for _ in range(4):
+            began, now = now, now + round(took * US)
+            rows.append({"step": len(rows), "schedule.start": began, "schedule.end": began + 20 * US})
+            rows[-1] |= {"device_end_ns": now, "append.start": -1, "append.end": -1}
+        delayed = 4 * delays[turn % len(delays)][1]
+        turns.append({"taken_ns": taken, "drained_ns": now + 1, "delayed_ns": delayed, "parked_ns": 0})
+        turns[-1] |= {"parked_cpu_ns": 0, "others_ns": 0}
+        now += 500 * US
+    always = {"kind": "decode", "batch": 4, "tokens": 4, "device_ns": 900 * US}
+    return pd.DataFrame(rows).assign(**always), pd.DataFrame(turns)
+
+
+def spans(phase: str, *each: tuple[float, float]) -> pd.DataFrame:
+    columns = ["phase", "start_ns", "end_ns"]
+    return pd.DataFrame([(phase, int(start), int(end)) for start, end in each], columns=columns)
+
+
+def test_a_turns_cost_is_what_its_steps_take_longer_than_those_beside_it() -> None:
+    delays = [("", 0), ("schedule", 300 * US), ("", 0), ("schedule", 500 * US)]
+    steps, turns = segment(delays, [1000, 1310, 1020, 1520, 1000])
+    found = sensitivity.of_segment(steps, turns, spans(""), 1, delays, ["schedule", "append", "tokenize"])
+    found = sensitivity.with_costs(found)
+    assert list(found["phase"]) == ["", "schedule", "", "schedule", ""]
+    assert list(found["size_ns"]) == [0, 300 * US, 0, 500 * US, 0]
+    assert list(found["delay_ns"]) == [0, 300 * US, 0, 500 * US, 0]
+    assert list(found["cost_ns"].dropna()) == [300 * US, 510 * US]
+    assert set(found["us.schedule"]) == {20}
+    assert found["us.append"].isna().all()  # a step's, and none had it
+    assert found["us.tokenize"].isna().all()  # another's, and none did it
+
+
+def test_what_another_process_does_costs_nothing_until_it_takes_longer_than_a_step() -> None:
+    delays = [("", 0), ("output-process", 600 * US), ("", 0), ("output-process", 1300 * US)]
+    steps, turns = segment(delays, [1000] * 4)
+    beside = spans(
+        "output-process",
+        *(
+            (taken + 10 + number, taken + 10 + number + (100 * US + ns))
+            for taken, (_, ns) in zip(turns["taken_ns"], delays, strict=True)
+            for number in range(4)
+        ),
+    )
+    found = sensitivity.of_segment(steps, turns, beside, 1, delays, ["output-process"])
+    found = sensitivity.with_costs(found)
+    assert list(found["cost_ns"].dropna()) == [0, 400 * US]
+    assert set(found.loc[found["phase"] == "", "us.output-process"]) == {100}
+
+
+def test_turns_that_something_else_disturbed_count_where_there_are_no_others() -> None:
+    delays = [("", 0), ("schedule", 300 * US)]
+    steps, turns = segment(delays, [1000, 1300] * 20)
+    turns.loc[[4, 5], "others_ns"] = 2000 * US
+    found = sensitivity.of_segment(steps, turns, spans(""), 1, delays, ["schedule"])
+    assert set(found["turn"]) - set(sensitivity.with_costs(found)["turn"]) == {4, 5}
+    costs = sensitivity.with_costs(found).set_index("turn")["cost_ns"]
+    assert set(costs.dropna()) == {300 * US}  # turn 3's by turn 2 alone
+    turns["others_ns"] = 2000 * US
+    found = sensitivity.of_segment(steps, turns, spans(""), 1, delays, ["schedule"])
+    assert len(sensitivity.with_costs(found)) == len(found)
+
+
+def test_texts_that_come_before_the_turns_are_shared_by_all_steps() -> None:
+    steps, turns = segment([("", 0)], [1000] * 4)
+    beside = spans("tokenize", (100, 100 + 80 * US), (300, 300 + 80 * US))
+    found = sensitivity.of_segment(steps, turns, beside, 1, [("", 0)], ["tokenize"])
+    assert set(found["us.tokenize"]) == {160 / 16}
+
+
 def test_a_claim_of_some_us_is_multiplied_by_the_slope() -> None:
     found, _ = sensitivity.phases([trial(seed) for seed in range(6)], [*SLACK], 10_000)
     savings = {each.phase: sensitivity.saving(each, 13) for each in found}

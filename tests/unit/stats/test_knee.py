@@ -13,9 +13,14 @@ SIZES = np.array([100.0, 250.0, 500.0, 1000.0, 2500.0])  # us
 
 
 def trial(
-    slope: float, slack: float, random: np.random.Generator, noise_us: float = 200.0, turns: int = 20
+    slope: float,
+    slack: float,
+    random: np.random.Generator,
+    noise_us: float = 200.0,
+    turns: int = 20,
+    of: np.ndarray = SIZES,
 ) -> tuple[np.ndarray, ...]:
-    sizes = np.repeat(SIZES, turns)
+    sizes = np.repeat(of, turns)
     costs = slope * np.maximum(0, sizes - slack) + noise_us * random.standard_t(3, len(sizes))
     return knee.points(sizes, costs, sizes)
 
@@ -39,19 +44,23 @@ def test_what_is_hidden_at_every_size_has_no_knee_in_reach() -> None:
 
 
 @pytest.mark.parametrize(("slope", "slack"), [(1.0, 0.0), (1.0, 900.0), (1.6, 300.0), (0.6, 0.0)])
-def test_intervals_hold_the_truth_in_95_of_100_runs(slope: float, slack: float) -> None:
+@pytest.mark.parametrize("trials", [3, 6])
+def test_intervals_hold_the_truth_in_95_of_100_runs(slope: float, slack: float, trials: int) -> None:
+    """Delays as a study chooses them: half and most of the slack, and three beyond it. Boots differ in it."""
+    sizes = SIZES if slack < 100 else np.array([0.5 * slack, 0.9 * slack, *(slack + SIZES[[1, 2, 3]])])
     random = np.random.default_rng(2)
-    held = np.zeros((200, 2), bool)
+    held = np.zeros((400, 2), bool)
     for run in range(len(held)):
-        found = knee.over_trials([trial(slope, slack, random) for _ in range(6)])
+        boots = slack + 20 * random.normal(size=trials) if slack else np.zeros(trials)
+        found = knee.over_trials([trial(slope, each, random, 20.0, 12, sizes) for each in boots])
         assert found.slack is not None
         assert found.slack_high is not None
         held[run] = (
             found.slope_low <= slope <= found.slope_high,
             found.slack_low <= slack <= found.slack_high,
         )
-    assert held[:, 0].mean() >= 0.88
-    assert held[:, 1].mean() >= 0.88
+    assert 0.92 <= held[:, 0].mean() <= 0.98
+    assert 0.92 <= held[:, 1].mean() <= 0.995  # an end below 0 is 0
 
 
 def test_a_rare_stall_decides_nothing() -> None:
