@@ -25,11 +25,18 @@ from overlap_bench.harness.studies import bisect as study
 from tests.support.made_blocks import described
 from tests.support.repositories import commit
 
+COMMITS = 32  # after the first, in a repository that simulations share
 ASKED = Request(engine="overlap", options={"pace": "3ms"})
 
 
 class Killed(BaseException):
     """What stands for a kill -9: nothing of this project catches it by name."""
+
+
+def repository(where: Path) -> Path:
+    for place in range(COMMITS + 1):
+        commit(where, {"engine.py": f"LEVEL = {place}\n"}, f"commit-{place}")
+    return where
 
 
 @dataclass
@@ -38,6 +45,7 @@ class Simulated:
     commits that do not boot; `failing`: whose trials fail. `kills`: at which moments it is killed, counted
     over its whole life."""
 
+    repository: Path
     folder: Path
     levels: Sequence[float]
     sd: float = 0.002
@@ -52,12 +60,9 @@ class Simulated:
     now: float = 0.0  # s
 
     def begin(self) -> tuple[Path, Bisection]:
-        """The repository and the folder of a fresh one."""
-        repository = self.folder / "repository"
-        for place in range(len(self.levels)):
-            commit(repository, {"engine.py": f"LEVEL = {place}\n"}, f"commit-{place}")
+        """A fresh one."""
         with pytest.MonkeyPatch.context() as here:
-            here.chdir(repository)
+            here.chdir(self.repository)
             last = f"commit-{len(self.levels) - 1}"
             folder, stored = study.begin(ASKED, "commit-0", last, None, self.folder / "out")
         self.commits = [each.commit for each in stored.commits]
@@ -71,6 +76,7 @@ class Simulated:
     def measure(self, folder: Path, stored: Bisection, minutes: float = 60.0) -> analysis.Bisected:
         with pytest.MonkeyPatch.context() as here:
             here.setattr(study, "time", SimpleNamespace(monotonic=lambda: self.now))
+            here.setattr(study.bisection, "FORETOLD", 8)
             here.setattr(study, "Session", self._session)
             here.setattr(study.overlay, "checked_out", self._trees)
             here.setattr(study.blocks, "discarded", self._discarded)
