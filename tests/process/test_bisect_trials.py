@@ -165,6 +165,15 @@ def test_trials_without_a_value_do_not_count(repository: Path, tmp_path: Path) -
     assert any("no value" in line for line in simulated.said)
 
 
+def test_a_trial_is_kept_though_an_engine_fails_while_it_stops(repository: Path, tmp_path: Path) -> None:
+    simulated = Simulated(repository, tmp_path, stepping(8, 4), unstopped=[4, 6])
+    folder, stored = simulated.begin()
+    found = simulated.measure(folder, stored)
+    assert found.culprit == simulated.commits[3]
+    assert found.trials == len(finished_blocks(folder))
+    assert not [each for each in found.commits if each.skipped]
+
+
 def test_time_that_is_up_leaves_it_undecided_and_more_goes_on(repository: Path, tmp_path: Path) -> None:
     simulated = Simulated(repository, tmp_path, stepping(16, 11))
     folder, stored = simulated.begin()

@@ -52,6 +52,7 @@ class Simulated:
     broken: Sequence[int] = ()
     failing: Sequence[int] = ()
     nothing: Sequence[int] = ()  # numbers of trials without a value
+    unstopped: Sequence[int] = ()  # of trials after which an engine fails to stop
     kills: Sequence[int] = ()
     said: list[str] = field(default_factory=list)
     warmed: list[str] = field(default_factory=list)
@@ -144,6 +145,8 @@ class Simulated:
         requests = pd.DataFrame(columns=["arm", "round", *COLUMNS["requests"]])
         self.now += 5.0 * len(arms)
         write([whole({"rounds": pd.DataFrame(rows), "requests": requests})])
+        if number in self.unstopped:
+            raise api.EngineError("it failed while it stopped")
 
     def _place(self, commit: str) -> int:
         return self.commits.index(commit) + 1
