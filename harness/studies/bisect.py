@@ -81,8 +81,6 @@ def begin(request: Request, good: str, bad: str, metric: str | None, out: Path) 
     design = make_design(request, worktrees.engines_of(refs), load_variants(), guess_device)
     checks.check([design.primary], checks.DEFAULT_LIMIT)
     checks.check_metrics(design)
-    if any(arm.is_remote for arm in design.arms):
-        raise api.BadSetting("a server at a url runs no ref's code: have each trial start one with cmd=")
     name = f"bisect-{design.arms[0].engine}"
     arms = tuple(
         msgspec.structs.replace(arm, name=called)
