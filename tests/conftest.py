@@ -29,8 +29,8 @@ LATE = {
         "vllm_engine",
     )),
     *(f"process/test_{name}.py" for name in (
-        "action", "across_runs", "experiment", "factorial", "fuzz", "gpu_check", "installed", "keep",
-        "notebooks", "openai_run", "profile", "ray", "real_run", "record_pace", "sensitivity",
+        "action", "across_runs", "bisect", "experiment", "factorial", "fuzz", "gpu_check", "installed",
+        "keep", "notebooks", "openai_run", "profile", "ray", "real_run", "record_pace", "sensitivity",
         "several_arms", "sweep", "trust",
     )),
 }  # fmt: skip

@@ -232,17 +232,15 @@ class _Search:
         arms = len(design.arms)
         drawn = [orders(self.stored.manifest.run, each, arms) for each in range(number + 1)]
         manifest = msgspec.structs.replace(self.stored.manifest, design=design, orders=drawn)
-        found: list[Trial | None] = []
 
         def write(measured: Sequence[Mapping[str, pd.DataFrame]]) -> None:
-            found.append(trial_of(self.stored, Block(number, measured[0])))
             write_block(self.folder, number, measured[0])
+            self.trials.append(trial_of(self.stored, Block(number, measured[0])))
 
         blocks.one_block(session, [manifest], number, self._heard, write)
-        self.trials += found
         (self.trio_s if place else self.pairs_s).append(time.monotonic() - began)
         self._keep()
-        self._tell(place, found[0])
+        self._tell(place, self.trials[-1])
 
     def _failed(self, place: int, error: Exception) -> None:
         """Skip a commit whose first boot failed, or whose trial did so twice."""

@@ -91,6 +91,7 @@ def test_killed_and_gone_on_with_it_names_the_commit(repository: Path, environme
         (("--history", "nothing.jsonl"), "--history says what is good and bad"),
         (("--resume", "results"), "leave the other options out"),
         (("--set", "output=late"), "output"),
+        (("--engine", "openai", "--set", "url=http://localhost:1"), "a server at a url is one boot"),
     ],
 )
 def test_a_wrong_question_is_one_line_and_leaves_nothing(

@@ -16,8 +16,14 @@ from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.manifest import read_manifest
 from overlap_bench.harness.store.tables import finished_blocks
 from overlap_bench.harness.studies import bisect as study
+from tests.support import simulated_bisection
 from tests.support.repositories import fingerprint
 from tests.support.simulated_bisection import Killed, Simulated
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return simulated_bisection.repository(tmp_path_factory.mktemp("repository"))
 
 
 def stepping(count: int, place: int, effect: float = 0.02) -> list[float]:
@@ -29,12 +35,12 @@ def resumed(simulated: Simulated, folder: Path) -> study.Bisected:
     return simulated.measure(folder, stored)
 
 
-def test_the_commit_is_found_and_what_is_left_tells_it(tmp_path: Path) -> None:
-    simulated = Simulated(tmp_path, stepping(16, 11))
+def test_the_commit_is_found_and_what_is_left_tells_it(repository: Path, tmp_path: Path) -> None:
+    simulated = Simulated(repository, tmp_path, stepping(16, 11))
     folder, stored = simulated.begin()
-    before = fingerprint(tmp_path / "repository" / ".git")
+    before = fingerprint(repository / ".git")
     found = simulated.measure(folder, stored)
-    assert fingerprint(tmp_path / "repository" / ".git") == before
+    assert fingerprint(repository / ".git") == before
     assert found.verdict == "found"
     assert found.culprit == simulated.commits[10]
     assert found.posterior >= 0.95
@@ -65,8 +71,8 @@ def test_the_commit_is_found_and_what_is_left_tells_it(tmp_path: Path) -> None:
     assert bad
 
 
-def test_equal_ends_end_it(tmp_path: Path) -> None:
-    simulated = Simulated(tmp_path, [0.0] * 9)
+def test_equal_ends_end_it(repository: Path, tmp_path: Path) -> None:
+    simulated = Simulated(repository, tmp_path, [0.0] * 9)
     found = simulated.measure(*simulated.begin())
     assert (found.verdict, found.culprit, found.changes) == ("nothing to find", None, [])
     assert not simulated.warmed
@@ -83,8 +89,10 @@ def test_equal_ends_end_it(tmp_path: Path) -> None:
         ([0, 0.02, 0.02, 0, 0, 0, 0.02, 0.02, 0.02], "A change came and went again; the third one is of its"),
     ],
 )
-def test_several_changes_are_told_as_such(tmp_path: Path, levels: list[float], told: str) -> None:
-    simulated = Simulated(tmp_path, levels, sd=0.001)
+def test_several_changes_are_told_as_such(
+    repository: Path, tmp_path: Path, levels: list[float], told: str
+) -> None:
+    simulated = Simulated(repository, tmp_path, levels, sd=0.001)
     found = simulated.measure(*simulated.begin())
     steps = [place for place in range(1, len(levels)) if levels[place] != levels[place - 1]]
     assert found.verdict == "found"
@@ -103,15 +111,15 @@ def test_several_changes_are_told_as_such(tmp_path: Path, levels: list[float], t
     assert "<svg" in bisection_tables.to_html(found)
 
 
-def test_a_change_for_the_better_is_found_too(tmp_path: Path) -> None:
-    simulated = Simulated(tmp_path, stepping(4, 2, -0.03))
+def test_a_change_for_the_better_is_found_too(repository: Path, tmp_path: Path) -> None:
+    simulated = Simulated(repository, tmp_path, stepping(4, 2, -0.03))
     found = simulated.measure(*simulated.begin())
     assert found.culprit == simulated.commits[1]
     assert "made it faster: step_ms_sliced −" in bisection_tables.page(found).conclusion
 
 
-def test_commits_that_can_not_be_measured_are_skipped_and_told(tmp_path: Path) -> None:
-    simulated = Simulated(tmp_path, stepping(16, 11), broken=[8, 3], failing=[12])
+def test_commits_that_can_not_be_measured_are_skipped_and_told(repository: Path, tmp_path: Path) -> None:
+    simulated = Simulated(repository, tmp_path, stepping(16, 11), broken=[8, 3], failing=[12])
     found = simulated.measure(*simulated.begin())
     assert found.culprit == simulated.commits[10]
     told = {each.commit: each.skipped for each in found.commits if each.skipped}
@@ -123,8 +131,10 @@ def test_commits_that_can_not_be_measured_are_skipped_and_told(tmp_path: Path) -
     assert simulated.warmed.count(simulated.commits[7]) == 1  # and is not tried again
 
 
-def test_beside_a_skipped_commit_it_says_between_which_it_can_not_tell(tmp_path: Path) -> None:
-    simulated = Simulated(tmp_path, stepping(16, 8), broken=[8])
+def test_beside_a_skipped_commit_it_says_between_which_it_can_not_tell(
+    repository: Path, tmp_path: Path
+) -> None:
+    simulated = Simulated(repository, tmp_path, stepping(16, 8), broken=[8])
     found = simulated.measure(*simulated.begin())
     assert (found.verdict, found.culprit) == ("undecided", None)
     (change,) = found.changes
@@ -133,30 +143,39 @@ def test_beside_a_skipped_commit_it_says_between_which_it_can_not_tell(tmp_path:
     assert "one of the 2 commits from" in bisection_tables.page(found).conclusion
 
 
-def test_what_fails_in_good_or_bad_or_in_every_commit_ends_it(tmp_path: Path) -> None:
+def test_what_fails_in_good_or_bad_or_in_every_commit_ends_it(repository: Path, tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
-    simulated = Simulated(tmp_path / "one", stepping(8, 4), failing=[0])
+    simulated = Simulated(repository, tmp_path / "one", stepping(8, 4), failing=[0])
     folder, stored = simulated.begin()
     with pytest.raises(api.EngineError, match="a request failed"):
         simulated.measure(folder, stored)
     assert not folder.exists()
-    simulated = Simulated(tmp_path, stepping(16, 4), broken=range(1, 16))
+    simulated = Simulated(repository, tmp_path, stepping(16, 4), broken=range(1, 16))
     folder, stored = simulated.begin()
     with pytest.raises(api.EngineError, match="no scheduler") as failed:
         simulated.measure(folder, stored)
     assert failed.value.__notes__ == [f"4 trials are kept, go on with bench bisect --resume {folder}"]
 
 
-def test_trials_without_a_value_do_not_count(tmp_path: Path) -> None:
-    simulated = Simulated(tmp_path, stepping(8, 4), nothing=[1, 5, 6])
+def test_trials_without_a_value_do_not_count(repository: Path, tmp_path: Path) -> None:
+    simulated = Simulated(repository, tmp_path, stepping(8, 4), nothing=[1, 5, 6])
     found = simulated.measure(*simulated.begin())
     assert found.culprit == simulated.commits[3]
     assert found.unusable == 3
     assert any("no value" in line for line in simulated.said)
 
 
-def test_time_that_is_up_leaves_it_undecided_and_more_goes_on(tmp_path: Path) -> None:
-    simulated = Simulated(tmp_path, stepping(16, 11))
+def test_a_trial_is_kept_though_an_engine_fails_while_it_stops(repository: Path, tmp_path: Path) -> None:
+    simulated = Simulated(repository, tmp_path, stepping(8, 4), unstopped=[4, 6])
+    folder, stored = simulated.begin()
+    found = simulated.measure(folder, stored)
+    assert found.culprit == simulated.commits[3]
+    assert found.trials == len(finished_blocks(folder))
+    assert not [each for each in found.commits if each.skipped]
+
+
+def test_time_that_is_up_leaves_it_undecided_and_more_goes_on(repository: Path, tmp_path: Path) -> None:
+    simulated = Simulated(repository, tmp_path, stepping(16, 11))
     folder, stored = simulated.begin()
     found = simulated.measure(folder, stored, minutes=1.4)  # good and bad's trials, and two more
     assert found.verdict == "undecided"
@@ -169,10 +188,10 @@ def test_time_that_is_up_leaves_it_undecided_and_more_goes_on(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_killed_at_twenty_moments_nothing_is_lost(tmp_path: Path, seed: int) -> None:
+def test_killed_at_twenty_moments_nothing_is_lost(repository: Path, tmp_path: Path, seed: int) -> None:
     """Before and after each file that it writes, between good and bad's trials and a commit's."""
     kills = random.Random(seed).sample(range(90), 5)
-    simulated = Simulated(tmp_path, stepping(32, 21), broken=[16], kills=kills)
+    simulated = Simulated(repository, tmp_path, stepping(32, 21), broken=[16], kills=kills)
     folder, stored = simulated.begin()
     kept: list[int] = []
     for _ in range(len(kills) + 1):
@@ -189,8 +208,8 @@ def test_killed_at_twenty_moments_nothing_is_lost(tmp_path: Path, seed: int) -> 
     assert not list(folder.rglob("*.partial*"))
 
 
-def test_only_what_was_begun_here_is_gone_on_with(tmp_path: Path) -> None:
-    simulated = Simulated(tmp_path, stepping(4, 2))
+def test_only_what_was_begun_here_is_gone_on_with(repository: Path, tmp_path: Path) -> None:
+    simulated = Simulated(repository, tmp_path, stepping(4, 2))
     folder, stored = simulated.begin()
     store.write(folder, msgspec.structs.replace(stored, commits=stored.commits[1:]))
     with pytest.raises(api.BadSetting, match="if it may do all this, give --trust"):

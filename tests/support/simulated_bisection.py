@@ -25,11 +25,18 @@ from overlap_bench.harness.studies import bisect as study
 from tests.support.made_blocks import described
 from tests.support.repositories import commit
 
+COMMITS = 32  # after the first, in a repository that simulations share
 ASKED = Request(engine="overlap", options={"pace": "3ms"})
 
 
 class Killed(BaseException):
     """What stands for a kill -9: nothing of this project catches it by name."""
+
+
+def repository(where: Path) -> Path:
+    for place in range(COMMITS + 1):
+        commit(where, {"engine.py": f"LEVEL = {place}\n"}, f"commit-{place}")
+    return where
 
 
 @dataclass
@@ -38,12 +45,14 @@ class Simulated:
     commits that do not boot; `failing`: whose trials fail. `kills`: at which moments it is killed, counted
     over its whole life."""
 
+    repository: Path
     folder: Path
     levels: Sequence[float]
     sd: float = 0.002
     broken: Sequence[int] = ()
     failing: Sequence[int] = ()
     nothing: Sequence[int] = ()  # numbers of trials without a value
+    unstopped: Sequence[int] = ()  # of trials after which an engine fails to stop
     kills: Sequence[int] = ()
     said: list[str] = field(default_factory=list)
     warmed: list[str] = field(default_factory=list)
@@ -52,12 +61,9 @@ class Simulated:
     now: float = 0.0  # s
 
     def begin(self) -> tuple[Path, Bisection]:
-        """The repository and the folder of a fresh one."""
-        repository = self.folder / "repository"
-        for place in range(len(self.levels)):
-            commit(repository, {"engine.py": f"LEVEL = {place}\n"}, f"commit-{place}")
+        """A fresh one."""
         with pytest.MonkeyPatch.context() as here:
-            here.chdir(repository)
+            here.chdir(self.repository)
             last = f"commit-{len(self.levels) - 1}"
             folder, stored = study.begin(ASKED, "commit-0", last, None, self.folder / "out")
         self.commits = [each.commit for each in stored.commits]
@@ -71,6 +77,7 @@ class Simulated:
     def measure(self, folder: Path, stored: Bisection, minutes: float = 60.0) -> analysis.Bisected:
         with pytest.MonkeyPatch.context() as here:
             here.setattr(study, "time", SimpleNamespace(monotonic=lambda: self.now))
+            here.setattr(study.bisection, "FORETOLD", 8)
             here.setattr(study, "Session", self._session)
             here.setattr(study.overlay, "checked_out", self._trees)
             here.setattr(study.blocks, "discarded", self._discarded)
@@ -138,6 +145,8 @@ class Simulated:
         requests = pd.DataFrame(columns=["arm", "round", *COLUMNS["requests"]])
         self.now += 5.0 * len(arms)
         write([whole({"rounds": pd.DataFrame(rows), "requests": requests})])
+        if number in self.unstopped:
+            raise api.EngineError("it failed while it stopped")
 
     def _place(self, commit: str) -> int:
         return self.commits.index(commit) + 1
