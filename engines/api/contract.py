@@ -54,9 +54,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     pace: Annotated[
         str,
         Meta(
-            description="How long the emulated device's programs take: a profile (bench devices lists them), "
-            "a FILE.toml of bench pace record, 10ms, or decode=10ms+0.05ms*batch,prefill=80us*tokens; with "
-            "*k behind it, stretched to this host's speed (as long as they compute).",
+            description="How long the device's programs take: a profile (bench devices lists them), a "
+            "FILE.toml of bench pace record, or 10ms, or decode=10ms+0.05ms*batch,prefill=80us*tokens; *k "
+            "stretches it by this host's slowness (as long as they compute).",
             extra={"first": True},
         ),
     ] = ""

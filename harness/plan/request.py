@@ -30,7 +30,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     both: Annotated[
         tuple[str, ...],
         Meta(
-            description="Set a toggle, an engine option, python, patch or env.NAME of both arms.",
+            description="A toggle, an option, python, patch or env.NAME of both arms.",
             extra={"flag": "--set", "metavar": "KEY=VALUE", "first": True},
         ),
     ] = ()
