@@ -47,7 +47,8 @@ def bench(*arguments: str) -> dict[str, Any]:
 def why_not(variant: str) -> tuple[list[str], str]:
     """The phases that a variant changes, or why nothing is foretold of it."""
     design = make_design(Request(variant=variant), api.find_engines(), load_variants(), lambda: "emulated")
-    names, why = changed(*design.arms, [])
+    before, after = design.arms
+    names, why = changed(before, after, [])
     return list(names), why
 
 

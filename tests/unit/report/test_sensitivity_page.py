@@ -11,6 +11,7 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.foretold import Foretold, changed, felt, foretell
 from overlap_bench.harness.analysis.sensitivity import FILE, Phase, Sensitivity
+from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.report import html
 from overlap_bench.harness.report.explain_tables import foretold_table
 from overlap_bench.harness.store.files import write_json
@@ -75,7 +76,7 @@ def test_a_shorter_phase_is_felt_where_it_is_not_hidden_and_a_longer_one_beyond_
 def test_only_changes_of_how_long_a_phase_takes_are_foretold() -> None:
     def why_not(*sides: dict[str, str]) -> tuple[list[str], str]:
         arms = (
-            made_blocks.Arm(name=str(at), engine="overlap", options=api.EngineOptions(), toggles=toggles)
+            Arm(name=str(at), engine="overlap", options=api.EngineOptions(), toggles=toggles)
             for at, toggles in enumerate(sides)
         )
         names, why = changed(*arms, ["schedule", "append"])
