@@ -18,6 +18,7 @@ from overlap_bench.harness.store.files import StoreError
 FILE = "sensitivity.json"
 NS_PER_US = 1e3
 NO_SLACK = 0.005  # of a step: what is hidden of a delay that is felt at once, by the accuracy of the fit
+SHORT = 0.05  # of a step: a delay that a phase which is felt is given
 ABSENT = "no step of these settings has it"
 FEWEST_SIZES = 3  # of which a trial must have turns, for a line through them
 
@@ -172,8 +173,10 @@ def points_of(turns: pd.DataFrame, phase: str) -> tuple[Floats, Floats, Floats] 
 
 
 def _phase(name: str, us: float, knee: Knee, step_us: float, means: Floats) -> Phase:
-    # Without a slack that any delay lay within, less of it is felt as more of it is.
-    felt = knee.slack is not None and knee.slack_low <= max(NO_SLACK * step_us, float(means[0][0]))
+    # Without a slack that any delay lay within, less of it is felt as more of it is. Of a phase that seemed
+    # hidden at first no delay is short, and so none says that.
+    shortest = min(float(means[0][0]), SHORT * step_us)
+    felt = knee.slack is not None and knee.slack_low <= max(NO_SLACK * step_us, shortest)
     return Phase(
         phase=name,
         us=us,

@@ -51,6 +51,16 @@ def test_phases_come_in_the_order_of_what_they_could_give_and_hidden_ones_give_n
     assert by_name["launch"].gain_most == by_name["output"].gain_most == 0
 
 
+def test_what_had_only_long_delays_is_hidden_however_short_its_slack_may_be() -> None:
+    rows = trial(0)
+    rows = rows[(rows["phase"] != "launch") | (rows["size_ns"] > 400 * US)]
+    rows["cost_ns"] = (rows["delay_ns"] - 750 * US).clip(lower=0)
+    other = rows.assign(cost_ns=(rows["delay_ns"] - 850 * US).clip(lower=0))
+    (launch,), _ = sensitivity.phases([rows, other, rows], ["launch"], 10_000)
+    assert launch.slack_low < launch.points[0][0]
+    assert launch.gain_most == 0
+
+
 def segment(delays: list[tuple[str, int]], step_us: list[float]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Records of turns of four steps, each with a `schedule` of 20 us; of a turn, its steps' time."""
     rows, turns, now = [], [], 1_000
