@@ -332,7 +332,7 @@ def test_what_git_refuses_is_told_as_git_said_it(
     with monkeypatch.context() as there:
         there.setenv("PATH", str(tmp_path))
         git_._leading.cache_clear()
-        assert "there is no git on the PATH" in refused(two)
+        assert "need git, and none is on the PATH" in refused(two)
     git_._leading.cache_clear()
     assert "No such file or directory" in refused(tmp_path / "nowhere")
     with monkeypatch.context() as there:

@@ -29,7 +29,7 @@ from tests.support.in_process import bench
 from tests.support.made_blocks import MS, blocks, manifest, warned
 from tests.support.made_runs import stored
 
-TOP = {"device_holds",
+TOP = {"device_holds", "foretold",
     "schema_version", "run", "device", "variant", "headline", "before", "after", "blocks", "confidence",
     "measured_in", "why_rounds", "intervals", "largest", "step_us", "ranks", "tail", "prediction", "warnings",
 }  # fmt: skip
