@@ -27,7 +27,7 @@ class Delay:
 
 
 def spin(ns: int) -> int:
-    """Computes for so long; how long that was, ns."""
+    """Compute for `ns`; how long that took, ns."""
     began = perf_counter_ns()
     end = began + ns
     while (now := perf_counter_ns()) < end:

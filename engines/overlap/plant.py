@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from time import perf_counter_ns
 
 import numpy as np
 import torch
 
+from overlap_bench.engines.delay import spin
 from overlap_bench.engines.devices.base import Device, Stream
 
 PROGRAM = "delay"
@@ -51,7 +51,7 @@ class Plant:
     def delay_host(self) -> None:
         """On the scheduler's thread."""
         if self.at == "host":
-            self.counters["planted_host_ns"] += compute_for(self.ns)
+            self.counters["planted_host_ns"] += spin(self.ns)
 
     def count_delays(self, work: np.ndarray) -> np.ndarray:
         """Device work of a round (Device.work), each delay as work of its step; what they took is counted."""
@@ -62,21 +62,13 @@ class Plant:
         return work
 
 
-def compute_for(ns: int) -> int:
-    """Compute for `ns` nanoseconds; how long it took."""
-    began = perf_counter_ns()
-    while (took := perf_counter_ns() - began) < ns:
-        pass
-    return took
-
-
 def delay_program(device: torch.device) -> Callable[[int], None]:
     """The program of a module on `device`: computes for so many nanoseconds, and for nothing."""
     return SpinKernel() if device.type == "cuda" else compute_for_nothing
 
 
 def compute_for_nothing(ns: int) -> None:
-    compute_for(ns)
+    spin(ns)
 
 
 class SpinKernel:

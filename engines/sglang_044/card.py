@@ -1,4 +1,4 @@
-"""The card that SGLang's own host code runs against: engines/vllm/paced/device.py's, and what SGLang asks of
+"""The card that SGLang's own host code runs against: engines/paced/device.py's, and what SGLang asks of
 it besides: copies that block, and FlashInfer.
 
 There is one stream that takes time, the forward thread's: whoever launches there and then reads a value back
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from overlap_bench.engines.vllm.paced.device import Device, take_cuda
+from overlap_bench.engines.paced.device import Device, take_cuda
 
 BLOCKING = ("cpu", "item", "tolist")  # of a tensor on a card
 

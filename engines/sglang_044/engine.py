@@ -97,8 +97,8 @@ class SglangEngine(api.Engine):
         logging.getLogger("sglang").setLevel(logging.WARNING)
 
         # All of it imports SGLang.
+        from overlap_bench.engines.paced.tokens import vocabulary
         from overlap_bench.engines.sglang_044 import card, scheduler, worker
-        from overlap_bench.engines.vllm.paced.tokens import vocabulary
 
         self._card = card.Card(make_pace(self.options.pace), held=os.environ.get(GIL) == HELD)
         card.install(self._card)
@@ -197,7 +197,7 @@ class SglangEngine(api.Engine):
     def _answer(self, active: Active) -> Any:
         import numpy as np
 
-        from overlap_bench.engines.vllm.paced.tokens import draw, seed_of
+        from overlap_bench.engines.paced.tokens import draw, seed_of
 
         tokens = active.request.max_new_tokens
         seeds = np.full(tokens, seed_of(active.prompt, None), np.uint64)

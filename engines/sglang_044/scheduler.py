@@ -11,11 +11,11 @@ from typing import Any
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.server_args import PortArgs, ServerArgs
 
-from overlap_bench.engines.overlap.plant import compute_for
+from overlap_bench.engines.delay import spin
 from overlap_bench.engines.sglang_044.card import Card
 from overlap_bench.engines.sglang_044.toggles.sync import launch_and_copy
 from overlap_bench.engines.sglang_044.worker import Client
-from overlap_bench.engines.vllm.steps import DECODE, PREFILL, Steps
+from overlap_bench.engines.steps import DECODE, PREFILL, Steps
 
 NOBODY = PortArgs(
     tokenizer_ipc_name="inproc://tokenizer",
@@ -97,7 +97,7 @@ class Loop(Scheduler):  # type: ignore[misc]
 
     def run_batch(self, batch: Any) -> Any:
         if self._planted_ns is not None:
-            self.steps.planted_ns += compute_for(self._planted_ns)
+            self.steps.planted_ns += spin(self._planted_ns)
         self.steps.delay.spend("schedule")
         decode = batch.forward_mode.is_decode()
         kind, tokens = (DECODE, len(batch.reqs)) if decode else (PREFILL, batch.extend_num_tokens)

@@ -26,11 +26,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from overlap_bench.engines import api
 from overlap_bench.engines.processes import TERMINATE_S
+from overlap_bench.engines.steps import processed, ranges
 from overlap_bench.engines.vllm import CORE
 from overlap_bench.engines.vllm.base import Active, VllmEngine, error_of, on_cpu
 from overlap_bench.engines.vllm.cores import leave_compute_core
 from overlap_bench.engines.vllm.gate import FINISH, GO, LOOK, Asked, Gate, died
-from overlap_bench.engines.vllm.steps import processed, ranges
 
 SHORT_S = 0.0002  # beside a step
 HOPS = 4  # of the loop, from an output in a request's queue to its event on its way

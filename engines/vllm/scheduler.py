@@ -12,7 +12,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import core
 
 from overlap_bench.engines.api import PHASES
-from overlap_bench.engines.overlap.plant import compute_for
+from overlap_bench.engines.delay import spin
 from overlap_bench.engines.processes import skip_teardown
 from overlap_bench.engines.vllm import PLANT, paced, toggles
 from overlap_bench.engines.vllm.cores import leave_compute_core
@@ -54,7 +54,7 @@ class _Recorded:
         began = perf_counter_ns()
         output = super().schedule(*given, **named)  # type: ignore[misc]
         if self._delay_ns is not None and output.total_num_scheduled_tokens:
-            self.steps.planted_ns += compute_for(self._delay_ns)
+            self.steps.planted_ns += spin(self._delay_ns)
         if output.total_num_scheduled_tokens:
             self.steps.delay.spend("schedule")
         self.steps.made(output, began, perf_counter_ns())
@@ -94,8 +94,11 @@ class RecordedAsyncScheduler(_Recorded, AsyncScheduler):  # type: ignore[misc]
 
 def record_sending(steps: Steps) -> None:
     """Have vLLM's core say when it serializes and sends what a step gave. Its thread for that starts after
-    its scheduler is made, and looks up both names then."""
-    send = core.EngineCoreProc._send_msg_tracking_payload
+    its scheduler is made, and looks up both names then. A release that sends by other names goes unrecorded:
+    without it a step is what it was."""
+    send = getattr(core.EngineCoreProc, "_send_msg_tracking_payload", None)
+    if send is None or not hasattr(core.MsgpackEncoder, "encode_into"):
+        return
     began = 0
 
     class Encoder(core.MsgpackEncoder):  # type: ignore[misc]
@@ -115,7 +118,8 @@ def record_sending(steps: Steps) -> None:
 
 
 class _Gated(_Recorded):
-    """Of a core in a process of its own: it schedules a step once the host has let it (gate.py)."""
+    """The scheduler of a core in a process of its own: it schedules a step once the host has let it
+    (gate.py)."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)

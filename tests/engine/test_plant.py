@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from overlap_bench.engines import api
+from overlap_bench.engines.delay import spin
 from overlap_bench.engines.devices.base import Device
 from overlap_bench.engines.overlap import SPEC
-from overlap_bench.engines.overlap.plant import CALIBRATION_CYCLES, TAG, SpinKernel, compute_for
+from overlap_bench.engines.overlap.plant import CALIBRATION_CYCLES, TAG, SpinKernel
 from overlap_bench.harness.analysis import mechanism
 from overlap_bench.harness.analysis.result import Comparison, Counter, MetricRow, Settings
 from overlap_bench.harness.plan.design import Arm, Design
@@ -74,7 +75,7 @@ def test_a_hook_without_a_delay_is_counted_too(device: Device) -> None:
 
 
 def test_computing_takes_at_least_as_long_as_asked() -> None:
-    assert compute_for(50_000) >= 50_000
+    assert spin(50_000) >= 50_000
 
 
 # -- in the design ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from overlap_bench.engines.api import EngineError
 
 if TYPE_CHECKING:
-    from overlap_bench.engines.vllm.paced.device import Device
+    from overlap_bench.engines.paced.device import Device
 
 PACE = "BENCH_VLLM_PACE"  # in the environment of every process of the engine: what device it has
 REPLACED = (
@@ -59,7 +59,7 @@ def tell(pace: str) -> None:
 def told() -> Device:
     """The device that the host process was told of; vLLM's core may be another process."""
     from overlap_bench.engines.pace import make_pace
-    from overlap_bench.engines.vllm.paced.device import Device
+    from overlap_bench.engines.paced.device import Device
 
     return Device(pace=make_pace(os.environ[PACE]), held=os.environ.get(GIL) == "held")
 
@@ -68,7 +68,7 @@ def own_device() -> Device | None:
     """The paced device of this process; None where it has a real one."""
     if PACE not in os.environ:
         return None
-    from overlap_bench.engines.vllm.paced.device import INSTALLED
+    from overlap_bench.engines.vllm.paced.cuda import INSTALLED
 
     if not INSTALLED:
         raise EngineError("vLLM did not take the pace: its platform is not the paced one")

@@ -49,9 +49,6 @@ TAKEN: Taken = (
         "SamplerOutput",
         ("sampled_token_ids", "num_sampled", "num_rejected", "logprobs_tensors"),
     ),
-    # ../scheduler.py
-    ("vllm.v1.engine.core", "MsgpackEncoder", ("encode_into",)),
-    ("vllm.v1.engine.core", "EngineCoreProc", ("_send_msg_tracking_payload",)),
     ("vllm.v1.core.sched.output", "NewRequestData", ("prefill_token_ids", "prompt_len", "sampling_params")),
     ("vllm.v1.core.sched.output", "CachedRequestData", ("num_output_tokens",)),
 )

@@ -9,7 +9,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import DeviceCapability, Platform
 
 from overlap_bench.engines.vllm.fits import TRIED
-from overlap_bench.engines.vllm.paced.device import offer_triton
+from overlap_bench.engines.vllm.paced.cuda import offer_triton
 
 offer_triton()  # before vLLM looks whether there is a Triton
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_bench.engines.vllm.paced import STARTED, fits, told
-from overlap_bench.engines.vllm.paced.device import install
+from overlap_bench.engines.vllm.paced.cuda import install
 
 device = told()
 install(device)  # before the runner is imported, which takes names from what this replaces
@@ -59,7 +59,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from vllm.v1.worker.workspace import init_workspace_manager
 
 from overlap_bench.engines.pace import Size
-from overlap_bench.engines.vllm.paced.tokens import draw, seed_of, vocabulary
+from overlap_bench.engines.paced.tokens import draw, seed_of, vocabulary
 
 CARD = 80 << 30  # bytes
 ACTIVATIONS = 4 << 30  # bytes that a forward pass and its graphs take

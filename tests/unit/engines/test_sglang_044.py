@@ -19,11 +19,11 @@ from tokenizers import Tokenizer
 from overlap_bench.engines import api
 from overlap_bench.engines.overlap.presets import PRESETS
 from overlap_bench.engines.pace import Size, make_pace
+from overlap_bench.engines.paced.device import Program
 from overlap_bench.engines.sglang_044 import SPEC, absent, answer, engine, folder
 from overlap_bench.engines.sglang_044.card import Card, _blocking, counted, lengths
 from overlap_bench.engines.sglang_044.toggles.sync import POLICIES, TOGGLE
-from overlap_bench.engines.vllm.paced.device import Program
-from overlap_bench.engines.vllm.steps import DECODE, Steps
+from overlap_bench.engines.steps import DECODE, Steps
 
 
 class Client:

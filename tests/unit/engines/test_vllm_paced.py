@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from overlap_bench.engines.api import PHASES
 from overlap_bench.engines.pace import Size, make_pace
-from overlap_bench.engines.vllm.paced.device import Device, Event, Graph, Kernel, Stream
-from overlap_bench.engines.vllm.paced.tokens import EOS_ONE_IN, draw, seed_of, words_of
+from overlap_bench.engines.paced.device import Device, Event, Graph, Kernel, Stream
+from overlap_bench.engines.paced.tokens import EOS_ONE_IN, draw, seed_of, words_of
 
 WORDS = np.arange(10, 400, dtype=np.int64)
 PROMPTS = st.lists(st.integers(0, 1 << 17), min_size=1, max_size=40)

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from overlap_bench.engines.api import RoundRecord
+from overlap_bench.engines.paced.device import Program
+from overlap_bench.engines.steps import processed
 from overlap_bench.engines.tracing import SETTLED
-from overlap_bench.engines.vllm.paced.device import Program
-from overlap_bench.engines.vllm.steps import Steps, finish_begun, processed
+from overlap_bench.engines.vllm.steps import Steps, finish_begun
 from overlap_bench.harness.run.records import broken, steps_frame
 
 

@@ -1,4 +1,4 @@
-"""The card that vLLM's own host code runs against: a clock, and what each step asks of it.
+"""The card that an engine's own host code runs against: a clock, and what each step asks of it.
 
 What a GPU's host path calls is there: Triton's driver, CUDA graphs, events, streams, pinned copies. A launch
 is queued on the clock and counted; nothing computes. What a call costs a host beside its Python (the
@@ -340,27 +340,6 @@ class Driver:
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cpu")
-
-
-INSTALLED: list[Device] = []  # what is in CUDA's place in this process, once something is
-
-
-def offer_triton() -> None:
-    """vLLM takes a Triton with one active driver for usable; in a build for CPUs, one called "cpu"."""
-    from triton.backends import backends
-
-    backends["nvidia"].driver.is_active = staticmethod(lambda: True)
-    backends["cpu"] = backends["nvidia"]
-
-
-def install(device: Device) -> None:
-    """Put this device in the place of CUDA, in this process. Before vLLM's runner is imported."""
-    import vllm.triton_utils  # noqa: F401  # it has looked for its drivers then
-    from triton.backends import backends
-
-    INSTALLED.append(device)
-    backends.pop("cpu", None)  # else two would compile for the same target
-    take_cuda(device)
 
 
 def take_cuda(device: Device) -> None:

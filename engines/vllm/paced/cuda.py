@@ -1,0 +1,25 @@
+"""Puts the paced card in the place of CUDA, where vLLM looks for it."""
+
+from __future__ import annotations
+
+from overlap_bench.engines.paced.device import Device, take_cuda
+
+INSTALLED: list[Device] = []  # what is in CUDA's place in this process, once something is
+
+
+def offer_triton() -> None:
+    """vLLM takes a Triton with one active driver for usable; in a build for CPUs, one called "cpu"."""
+    from triton.backends import backends
+
+    backends["nvidia"].driver.is_active = staticmethod(lambda: True)
+    backends["cpu"] = backends["nvidia"]
+
+
+def install(device: Device) -> None:
+    """Put this device in the place of CUDA, in this process. Before vLLM's runner is imported."""
+    import vllm.triton_utils  # noqa: F401  # it has looked for its drivers then
+    from triton.backends import backends
+
+    INSTALLED.append(device)
+    backends.pop("cpu", None)  # else two would compile for the same target
+    take_cuda(device)
