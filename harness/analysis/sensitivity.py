@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from overlap_bench.engines import api
 from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.metrics.arrays import Floats
 from overlap_bench.harness.metrics.slices import trimmed
@@ -70,7 +71,7 @@ class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(folder: str | Path) -> Sensitivity:
-    """Of a folder that `bench sensitivity` left. Raises StoreError."""
+    """Read the folder that `bench sensitivity` left. Raises StoreError."""
     path = Path(folder) / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Sensitivity)
@@ -136,11 +137,23 @@ def with_costs(turns: pd.DataFrame) -> pd.DataFrame:
 
 
 def _busy_ns(spans: pd.DataFrame, turns: pd.DataFrame) -> pd.Series:
-    """Of each turn: how long what began in it took."""
+    """How long what began in each turn took, by turn."""
     starts, took = spans["start_ns"].to_numpy(), (spans["end_ns"] - spans["start_ns"]).to_numpy()
     ends = zip(turns["taken_ns"], turns["drained_ns"], strict=True)
     busy = [float(took[(starts > taken) & (starts < drained)].sum()) for taken, drained in ends]
     return pd.Series(busy, turns.index)
+
+
+def of_others(found: Sequence[Phase]) -> list[str]:
+    """What to know of phases that are done beside the step."""
+    names = [each.phase for each in found if each.phase not in api.PHASES]
+    if not names:
+        return []
+    return [
+        f"{' and '.join(names)}: done beside the step, by another thread or process. Turns are too short for "
+        "a step to wait for it: once its own time in a turn is longer than a step, that time stands for the "
+        "step's. So what it costs beyond its slack was not seen at the step."
+    ]
 
 
 def phases(

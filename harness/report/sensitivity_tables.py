@@ -34,7 +34,12 @@ def page(found: Sensitivity) -> Page:
         f"{found.model} on the {found.device} device, batch {found.batch}, {found.trials} trials; "
         + ", ".join(f"{name}={choice}" for name, choice in found.toggles.items()),
     )
-    return Page(headline, lines, tuple(tables), [f"{name}: {why}" for name, why in found.left_out.items()])
+    return Page(
+        headline,
+        (*lines, *found.notes),
+        tuple(tables),
+        [f"{name}: {why}" for name, why in found.left_out.items()],
+    )
 
 
 def phase_table(found: Sensitivity) -> Table:

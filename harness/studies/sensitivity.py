@@ -123,6 +123,7 @@ def _measure(plan: Plan, run: str, say: Say) -> Sensitivity:
         trials=len(trials),
         phases=found,
         left_out=absent | left_out,
+        notes=sensitivity.of_others(found),
     )
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.foretold import Foretold, changed, felt, foretell
-from overlap_bench.harness.analysis.sensitivity import FILE, Phase, Sensitivity
+from overlap_bench.harness.analysis.sensitivity import FILE, Phase, Sensitivity, of_others
 from overlap_bench.harness.plan.design import Arm
-from overlap_bench.harness.report import html
+from overlap_bench.harness.report import html, sensitivity_tables
 from overlap_bench.harness.report.explain_tables import foretold_table
 from overlap_bench.harness.store.files import write_json
 from tests.support import made_blocks
@@ -117,6 +117,16 @@ def test_what_phases_changed_by_times_their_slopes_stands_beside_what_the_step_d
     rows = {row[0]: row[1:] for row in foretold_table(found).rows}
     assert rows["metadata"] == ("−99.5", "[−100.1, −98.9]", "1.00", "−99.5")
     assert rows["a step, measured"][0] == "−110.0"
+
+
+def test_what_was_not_seen_at_the_step_is_said_to_be_so() -> None:
+    found = [phase("schedule", 20.0, 1.0), phase("output-process", 200.0, 1.0, slack_us=4000.0, gains=False)]
+    (note,) = of_others(found)
+    assert note.startswith("output-process: done beside the step")
+    assert "was not seen at the step" in " ".join(
+        sensitivity_tables.page(sensitivity(*found, notes=[note])).lines
+    )
+    assert not of_others(found[:1])
 
 
 def test_a_sensitivity_of_other_settings_foretells_nothing() -> None:
