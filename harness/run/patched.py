@@ -6,16 +6,48 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Set
 from pathlib import Path
 
+import msgspec
+
 from overlap_bench.engines import api
 from overlap_bench.harness.common import git
+from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.plan.patch import Patch
+from overlap_bench.harness.run.hosts import check_interpreter
+from overlap_bench.harness.run.watch import located
 
 CACHE = "__pycache__"
 FAILED = re.compile(r"error: (?:patch failed: )?(.+)")
 IMPLIED = ("patch does not apply",)  # what git adds to each place that it names
+
+
+class Patches:
+    """The copies that the arms of a session have, each made once, in `room`."""
+
+    def __init__(self, room: Path) -> None:
+        self._room = room
+        self._made: dict[str, Path] = {}  # by the arm's name
+
+    def find_first(self, arm: Arm) -> Arm:
+        """The arm; one that has a patch finds the copy of its packages before what is installed. Raises
+        BadSetting where the patch does not apply."""
+        if arm.patch is None:
+            return arm
+        if arm.name not in self._made:
+            check_interpreter(arm)
+            names = list(dict.fromkeys(each.partition("/")[0] for each in arm.patch.files))
+            packages = located(arm, names)
+            if lacking := [each for each in names if each not in packages]:
+                raise api.BadSetting(
+                    f"{arm.name}: {arm.python or sys.executable} has no {' and no '.join(lacking)}, which "
+                    f"patch={arm.patch.file} changes"
+                )
+            self._made[arm.name] = patched(arm.patch, packages, self._room / f"patched-{len(self._made)}")
+        path = [str(self._made[arm.name]), *filter(None, [arm.env.get("PYTHONPATH")])]
+        return msgspec.structs.replace(arm, env={**arm.env, "PYTHONPATH": os.pathsep.join(path)})
 
 
 def patched(patch: Patch, packages: Mapping[str, Path], folder: Path) -> Path:

@@ -45,8 +45,8 @@ from overlap_bench.harness.run.hosts import (
     side_by_side,
     spec_of,
 )
-from overlap_bench.harness.run.patched import patched
-from overlap_bench.harness.run.watch import Watch, located
+from overlap_bench.harness.run.patched import Patches
+from overlap_bench.harness.run.watch import Watch
 from overlap_bench.harness.workload.plan import Planned
 
 STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
@@ -95,7 +95,6 @@ class Session:
         self._alive: list[Child] = []
         self._failed: set[str] = set()  # roles of hosts that said so, and are stopping their engines
         self._boots = 0
-        self._patched: dict[str, Path] = {}  # by the arm's name
         self.asked_s = 0.0  # that the engines took to say whether they can run; only the first boot asks
         self._on_cpu: set[str] = set()  # arms that have said that they share no card's memory
         self._rounds = 0
@@ -109,6 +108,7 @@ class Session:
         self._left = ExitStack()
         self._room = self._left.enter_context(temporary.for_sockets())
         self._bytecode = bytecode_in(self._room / "bytecode")
+        self._patches = Patches(self._room)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._from_hosts = self._bound("hosts")
         self._from_load = self._bound("load")
@@ -151,7 +151,7 @@ class Session:
 
     def watch(self, design: Design) -> Watch:
         """What looks at one boot of these arms, and at no other."""
-        arms = tuple(map(self._with_patch, design.arms))
+        arms = tuple(map(self._patches.find_first, design.arms))
         return Watch(msgspec.structs.replace(design, arms=arms), self._worktrees, self._room)
 
     def boot(
@@ -162,7 +162,7 @@ class Session:
     ) -> dict[str, Booted]:
         """Start one engine per arm, in order, some side by side; by name, all ready. Raises BadSetting or
         RunFailed."""
-        arms = [self._with_patch(arm) for arm in arms]
+        arms = [self._patches.find_first(arm) for arm in arms]
         first = self._boots == 0
         # The memory of the first two tells whether the others fit, so only later boots start more at once.
         at_once = SIDE_BY_SIDE if first else side_by_side(len(os.sched_getaffinity(0)))
@@ -228,25 +228,6 @@ class Session:
         failed = any((child.code or 0) > 0 for child in children)
         self._raise_if_explained(EXPLAIN_MS if failed else 0)
         return [each.arm.name for each in booted if any(child in late for child in each.children)]
-
-    def _with_patch(self, arm: Arm) -> Arm:
-        """The arm; one that has a patch finds the copy of its packages that has it first. Raises BadSetting
-        where it does not apply."""
-        if arm.patch is None:
-            return arm
-        if arm.name not in self._patched:
-            check_interpreter(arm)
-            names = list(dict.fromkeys(each.partition("/")[0] for each in arm.patch.files))
-            packages = located(arm, names)
-            if lacking := [each for each in names if each not in packages]:
-                raise api.BadSetting(
-                    f"{arm.name}: {arm.python or sys.executable} has no {' and no '.join(lacking)}, which "
-                    f"patch={arm.patch.file} changes"
-                )
-            folder = self._room / f"patched-{len(self._patched)}"
-            self._patched[arm.name] = patched(arm.patch, packages, folder)
-        path = [str(self._patched[arm.name]), *filter(None, [arm.env.get("PYTHONPATH")])]
-        return msgspec.structs.replace(arm, env={**arm.env, "PYTHONPATH": os.pathsep.join(path)})
 
     def _start_host(self, arm: Arm, watch: Watch | None) -> tuple[Child, str, Path]:
         self._boots += 1

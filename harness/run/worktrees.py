@@ -102,8 +102,8 @@ def ignored(repository: Path, path: Path) -> bool:
 
 
 def ignored_of(repository: Path, files: Sequence[Path]) -> set[Path]:
-    """Those of these files, by their paths in the repository, that git ignores. Of names that it quotes, it
-    tells nothing here."""
+    """The files among these, by their paths in the repository, that git ignores. It says nothing of a name
+    that it would quote."""
     if not files:
         return set()
     names = [str(each) for each in files]

@@ -11,9 +11,8 @@ import pytest
 
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.patch import Patch, read_patch
-from overlap_bench.harness.run import session
-from overlap_bench.harness.run.patched import patched
-from overlap_bench.harness.run.session import Session
+from overlap_bench.harness.run import patched as run_patched
+from overlap_bench.harness.run.patched import Patches, patched
 from tests.support.made_blocks import manifest
 
 SOURCE = "".join(f"line{number} = {number}\n" for number in range(20))
@@ -120,19 +119,18 @@ def test_a_change_that_is_there_already_says_how_to_measure_it(tmp_path: Path, i
 def test_an_arm_finds_its_copy_first_and_only_once_it_is_made(
     tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "located", lambda arm, names: {"engine": installed})
+    monkeypatch.setattr(run_patched, "located", lambda arm, names: {"engine": installed})
     plain = manifest().design.arms[0]
     arm = type(plain)(
         name="after", engine=plain.engine, options=plain.options, toggles=plain.toggles,
         env={"PYTHONPATH": "/mine"}, patch=made(tmp_path),
     )  # fmt: skip
-    opened = Session()
-    opened._room = tmp_path
-    assert opened._with_patch(plain) is plain
-    first = opened._with_patch(arm).env["PYTHONPATH"].split(os.pathsep)
+    patches = Patches(tmp_path)
+    assert patches.find_first(plain) is plain
+    first = patches.find_first(arm).env["PYTHONPATH"].split(os.pathsep)
     assert first[1:] == ["/mine"]
     assert "changed" in Path(first[0], "engine", "core", "pool.py").read_text()
-    assert opened._with_patch(arm).env["PYTHONPATH"].split(os.pathsep) == first
-    monkeypatch.setattr(session, "located", lambda arm, names: {})
+    assert patches.find_first(arm).env["PYTHONPATH"].split(os.pathsep) == first
+    monkeypatch.setattr(run_patched, "located", lambda arm, names: {})
     with pytest.raises(api.BadSetting, match="has no engine, which patch="):
-        Session()._with_patch(arm)
+        Patches(tmp_path).find_first(arm)
