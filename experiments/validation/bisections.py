@@ -70,7 +70,7 @@ class Found:
 
 
 def levels(profile: str, random: np.random.Generator) -> tuple[Floats, tuple[int, ...]]:
-    """Of each commit, good first; the places where they change."""
+    """The level of each commit, good first, and the places where it changes."""
     found = np.zeros(COMMITS + 1)
     changes = {"one": 1, "none": 0, "two steps": 2, "came and went": 3}[profile]
     places = tuple(sorted(int(each) + 1 for each in random.choice(COMMITS, changes, replace=False)))

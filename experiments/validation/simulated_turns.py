@@ -86,8 +86,8 @@ class Neighbour:
         )
 
     def share(self, pairs: Pairs, began_s: float) -> Floats:
-        """Of each turn of these pairs beside it, one turn behind the other from that moment on, what it
-        computes."""
+        """What it computes in each turn of these pairs beside it, one turn behind the other from that
+        moment on."""
         lengths = pairs.turn_us.ravel() / US_PER_S
         ends = began_s + np.cumsum(lengths)
         begun, ended = np.interp([ends - lengths, ends], self.moments, self.computed)

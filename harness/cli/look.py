@@ -170,7 +170,9 @@ def explain(
     sensitivity: Annotated[
         Path | None,
         option(
-            OUTPUT, "Folder of bench sensitivity, of the before arm: what it foretells.", metavar="FOLDER"
+            OUTPUT,
+            "Folder of bench sensitivity, of the before arm: what it expects.",
+            metavar="FOLDER",
         ),
     ] = None,
     format: Form = Format.TABLE,

@@ -83,7 +83,7 @@ def lines(found: Bisected) -> tuple[str, ...]:
     foretold = ""
     if found.foretold is not None:
         usual, (low, _, high) = found.foretold.minutes[1], found.foretold.minutes
-        foretold = f"; foretold: {found.foretold.trials[1]} in {usual:g} min ({low:g} to {high:g})"
+        foretold = f"; expected: {found.foretold.trials[1]} in {usual:g} min ({low:g} to {high:g})"
     said.append(
         f"{found.trials} trials in {duration(60 * found.minutes)}{foretold}; {len(found.commits)} commits, "
         f"by first parents; {found.engine} on the {found.device} device."

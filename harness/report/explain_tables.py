@@ -41,7 +41,7 @@ TAIL_NOTE = (
 FORETOLD_NOTE = (
     "What a phase changed by, in decode steps of rounds at the sensitivity's batch, times its slope in "
     "{found.sensitivity}, whose step took {found.step_us:,.0f} us; what is hidden there counts nothing. "
-    "Intervals over blocks; that of what is foretold holds the slopes' too. harness/analysis/foretold.py."
+    "Intervals over blocks; that of what is expected holds the slopes' too. harness/analysis/foretold.py."
 )
 
 
@@ -139,14 +139,14 @@ def tail_table(found: Explained) -> Table:
 
 def foretold_table(found: Foretold) -> Table:
     """The phases that changed, what a step feels of them, and beside it what the step did."""
-    title = "Foretold by where a microsecond pays"
+    title = "What the sensitivity expects of the step"
     if found.foretold is None:
-        return Table(title, (), (), f"{found.sensitivity} foretells nothing here: {found.why_not}.")
+        return Table(title, (), (), f"{found.sensitivity} expects nothing here: {found.why_not}.")
     rows = [
         *((each.phase, each.change, f"{each.slope:.2f}", _signed(each.felt_us)) for each in found.phases),
-        ("a step, foretold", found.foretold, "", ""),
+        ("a step, expected", found.foretold, "", ""),
         ("a step, measured", found.measured, "", ""),
-        ("beside the device's own time", found.aside, "", ""),
+        ("a step, measured, without the change of its device time", found.aside, "", ""),
     ]
     columns: dict[str, Callable[[tuple[str, Estimate | None, str, str]], str]] = {
         "us of a step": lambda row: row[0],

@@ -244,7 +244,7 @@ def _changes(
 
 
 def _over_points(first: Floats, second: Floats) -> Floats:
-    """Of [point, a, b] and [point, b, c] the sums over points of their products, [a, b, c]."""
+    """Sum over points the products of [point, a, b] and [point, b, c], as [a, b, c]."""
     found = np.matmul(first.transpose(2, 1, 0), second.transpose(1, 0, 2))
     return np.asarray(found.transpose(1, 0, 2))
 

@@ -31,7 +31,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """Of several trials, with 95% intervals. `slack` None: it is beyond `slack_low`, the largest delay."""
+    """The line of several trials, with 95% intervals. `slack` None: it is beyond `slack_low`, the largest
+    delay."""
 
     slope: float
     slope_low: float
@@ -42,7 +43,7 @@ class Knee:
 
 
 def points(delays: Floats, costs: Floats, sizes: Floats) -> tuple[Floats, Floats, Floats]:
-    """Of turns, by the size that each was to have: mean delay, trimmed mean cost, and how many there are."""
+    """The points of turns, by the size that each was to have: mean delay, trimmed mean cost, how many."""
     found = []
     for size in np.unique(sizes):
         mine = sizes == size

@@ -48,7 +48,8 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(place for place, each in enumerate(self.commits, 1) if each.commit in self.skipped)
 
     def design(self, place: int) -> Design:
-        """Of a trial with the commit at that place, 1 the first after good; of good and bad alone with 0."""
+        """The design of a trial with the commit at that place, 1 the first after good; 0: of good and bad
+        alone."""
         design = self.manifest.design
         return msgspec.structs.replace(design, arms=(*design.arms, self.arm(place))) if place else design
 

@@ -255,7 +255,7 @@ def test_a_calibration_that_was_kept_is_not_measured_again(runner: Callable[...,
 def test_a_change_in_the_history_is_bisected(
     runner: Callable[..., Runner], ends: int, culprit: str | None
 ) -> None:
-    """Whatever comes of that, the job ends as the gate did."""
+    """The job ends as the gate did, whether the bisection finds a commit, nothing, or fails."""
     asked = "--engine yours --metric a --set 'x=y z' --max-regression=2% --blocks 4 --concurrency 16"
     job = runner(
         "schedule", gate=asked, says="UNDECIDED. It moved, as no gate before showed", ends=3, base="v1.0"
