@@ -12,7 +12,7 @@ import pytest
 
 from overlap_bench.engines.api import STEP_KINDS
 from overlap_bench.harness.metrics.definitions import SLICED
-from tests.support.bench_command import BENCH, PATIENCE_S
+from tests.support.bench_command import PATIENCE_S, compared
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = os.environ.get("BENCH_SGLANG044", "")
@@ -112,20 +112,11 @@ def test_a_step_that_comes_to_an_absent_package_ends_the_round(said: Said) -> No
 
 @pytest.mark.parametrize("variant", ["sglang044-copy-done", "sglang044-copy-then-launch"])
 def test_a_variant_gives_equal_outputs_in_turns(tmp_path: Path, variant: str) -> None:
-    done = subprocess.run(
-        [
-            *BENCH,
-            *("run", "--variant", variant, "--pace", "3ms", "--blocks", "2", "--all"),
-            *("--set", f"python={PYTHON}", "--max-new-tokens", "32", "--num-requests", "16"),
-            *("--format", "json", "--out", str(tmp_path)),
-        ],
-        capture_output=True,
-        encoding="utf-8",
-        timeout=PATIENCE_S,
+    found = compared(
+        *("--variant", variant, "--pace", "3ms", "--blocks", "2", "--all"),
+        *("--set", f"python={PYTHON}", "--max-new-tokens", "32", "--num-requests", "16"),
+        out=tmp_path,
     )
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["comparisons"]
-    assert found["outputs"]["identical"] == found["outputs"]["compared"] > 0
     metrics = found["metrics"]
     assert metrics[SLICED]["before"] > 3
     assert metrics["phase_wait_launch_done_us"]["before"] > 0

@@ -15,7 +15,7 @@ import pytest
 from overlap_bench.engines.overlap.models.published import save_without_weights
 from overlap_bench.engines.overlap.presets import PRESETS
 from overlap_bench.harness.metrics.definitions import SLICED
-from tests.support.bench_command import BENCH, PATIENCE_S
+from tests.support.bench_command import BENCH, PATIENCE_S, compared
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = os.environ.get("BENCH_VLLM", "")
@@ -98,20 +98,11 @@ def test_a_version_that_lacks_a_name_is_told_which(said: Said) -> None:
 
 def test_async_scheduling_hides_the_host_behind_the_device(tmp_path: Path) -> None:
     """The variant of its name, by turns: the device's part is the clock's in both arms."""
-    done = subprocess.run(
-        [
-            *BENCH,
-            *("run", "--variant", "vllm-async-scheduling", "--pace", "12ms", "--blocks", "2", "--all"),
-            *("--set", f"python={PYTHON}", "--max-new-tokens", "32", "--num-requests", "16"),
-            *("--format", "json", "--out", str(tmp_path)),
-        ],
-        capture_output=True,
-        encoding="utf-8",
-        timeout=PATIENCE_S,
+    found = compared(
+        *("--variant", "vllm-async-scheduling", "--pace", "12ms", "--blocks", "2", "--all"),
+        *("--set", f"python={PYTHON}", "--max-new-tokens", "32", "--num-requests", "16"),
+        out=tmp_path,
     )
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["comparisons"]
-    assert found["outputs"]["identical"] == found["outputs"]["compared"] > 0
     metrics = found["metrics"]
     assert metrics[SLICED]["after"] < metrics[SLICED]["before"]
     assert metrics["exposed_host_us"]["after"] < metrics["exposed_host_us"]["before"]
@@ -143,24 +134,15 @@ def test_a_profile_shows_each_phase_of_a_step_and_the_device(tmp_path: Path, mul
         assert len(steps[name]) >= 24, name
 
 
-def compared(out: Path, *arguments: str) -> dict[str, Any]:
+def short_run(out: Path, *arguments: str) -> dict[str, Any]:
     """What a short run of vLLM at a pace found."""
-    done = subprocess.run(
-        [
-            *BENCH,
-            *("run", "--engine", "vllm", "--pace", "3ms", "--blocks", "2", "--segments", "2", "--all"),
-            *("--set", f"python={PYTHON}", "--arrival", "closed", "--concurrency", "4"),
-            *("--max-new-tokens", "40", "--num-requests", "8", "--format", "json", "--out", str(out)),
-            *arguments,
-        ],
-        capture_output=True,
-        encoding="utf-8",
-        timeout=PATIENCE_S,
+    return compared(
+        *("--engine", "vllm", "--pace", "3ms", "--blocks", "2", "--segments", "2", "--all"),
+        *("--set", f"python={PYTHON}", "--arrival", "closed", "--concurrency", "4"),
+        *("--max-new-tokens", "40", "--num-requests", "8"),
+        *arguments,
+        out=out,
     )
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)["comparisons"]
-    assert found["outputs"]["identical"] == found["outputs"]["compared"] > 0
-    return dict(found)
 
 
 def scheduler_of(python: str) -> Path:
@@ -185,7 +167,7 @@ def test_a_diff_of_vllm_is_an_arm(tmp_path: Path) -> None:
     changed = source.read_text().replace(begins[0], begins[0] + lines)
     (tmp_path / "busy.diff").write_text(diff_of(source, changed))
     before = source.read_bytes()
-    found = compared(
+    found = short_run(
         tmp_path / "runs",
         *("--after", f"patch={tmp_path / 'busy.diff'}", "--set", "multiprocessing=off"),
     )
@@ -206,10 +188,10 @@ def test_every_before_of_ours_and_of_vllms_is_in_force_and_gives_the_same(tmp_pa
     after += ["heap=collected", "remove_all=filter"]
     asked = [f"--{side}={each}" for side, sides in (("set", both), ("before", before), ("after", after))
              for each in sides]  # fmt: skip
-    compared(tmp_path, "--prefix-cache", "--set", "multiprocessing=off", *asked)
+    short_run(tmp_path, "--prefix-cache", "--set", "multiprocessing=off", *asked)
 
 
 def test_short_ways_of_a_decode_give_the_same_also_in_a_core_of_its_own(tmp_path: Path) -> None:
     asked = ["--before=output_chunk=all", "--after=output_chunk=128"]
     asked += ["--after=update=decode-path", "--after=slots=decode-path"]
-    compared(tmp_path, "--set", "multiprocessing=on", "--set", "async_scheduling=on", *asked)
+    short_run(tmp_path, "--set", "multiprocessing=on", "--set", "async_scheduling=on", *asked)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -17,6 +19,21 @@ from overlap_bench.harness.store import tables
 PATIENCE_S = 300  # for what must happen at all, however busy the machine is
 LOOK_S = 0.1  # between two looks at all processes: looking takes a core from what is looked at
 BENCH = (sys.executable, "-c", "from overlap_bench.harness.__main__ import main; main()")
+
+
+def compared(*words: str, out: Path) -> dict[str, Any]:
+    """The only comparison of `bench run` with these words, where every output was the same in both arms."""
+    done = subprocess.run(
+        [*BENCH, "run", *words, "--format", "json", "--out", str(out)],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["comparisons"]
+    assert found["outputs"]["identical"] == found["outputs"]["compared"] > 0
+    only: dict[str, Any] = found
+    return only
 
 
 def _runs(process: psutil.Process) -> bool:
