@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from overlap_bench.engines import api
@@ -22,6 +23,7 @@ from overlap_bench.harness.common.temporary import room
 from overlap_bench.harness.plan.design import Arm, Ref
 from overlap_bench.harness.run import worktrees
 from overlap_bench.harness.run.hosts import environment
+from tests.support.processes import ends
 from tests.support.repositories import commit, files, fingerprint, git
 
 BASE = {"engine.py": "base\n", "src/part.py": "a part\n", "only-base": "", "far/away/file": "far\n"}
@@ -547,9 +549,14 @@ def test_kill_9_leaves_the_repository_as_it_was_and_the_next_run_removes_the_res
         assert process.stdout is not None
         for _ in range(lines):
             process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        children = psutil.Process(process.pid).children(recursive=True)  # git goes on for a while
         process.kill()
         assert process.wait() == -signal.SIGKILL
         process.stdout.close()
+        assert all(ends(each.pid) for each in children)
     assert fingerprint(two) == before
     with room():
         pass
+    for each in (tmp_path / "rooms").glob("bench-*"):  # killed between the folder and its lock: it is empty
+        each.rmdir()

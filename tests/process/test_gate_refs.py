@@ -76,7 +76,7 @@ def test_a_regression_between_two_refs_fails_and_names_the_metric(
     """The refs alone have the engine: the repository is not on the path."""
     monkeypatch.delitem(sys.modules, "paced_engine", raising=False)
     alone = {**environment, "PYTHONPATH": environment["PYTHONPATH"].removesuffix(f":{repository}")}
-    asked = ("--base-ref", "base", "--head-ref", "slower")
+    asked = ("--base-ref", "base", "--head-ref", "slower", "--blocks", "12")  # two do, but for a busy machine
     code, stdout, stderr = ended(alone, repository, *QUICK, *SEGMENTS, *asked)
     assert code == 1, stderr
     assert "can't be loaded" not in stderr
