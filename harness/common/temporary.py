@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from overlap_bench.harness.common.signals import undisturbed
 
 PREFIX = "bench-"
 LOCK = "lock"
+BEING_MADE_S = 60  # a lock without its name that is older was left by a kill
 SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
 
 
@@ -43,9 +45,11 @@ def for_sockets() -> AbstractContextManager[Path]:
 
 def remove_abandoned(where: Path) -> None:
     """Every room of this user in `where` that nobody holds."""
-    for lock in where.glob(f"{PREFIX}*/{LOCK}"):
+    for lock in where.glob(f"{PREFIX}*/{LOCK}*"):
         try:
             if lock.stat().st_uid != os.getuid():
+                continue
+            if lock.name != LOCK and time.time() - lock.stat().st_mtime < BEING_MADE_S:
                 continue
             with lock.open() as held:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
