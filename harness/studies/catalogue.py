@@ -67,11 +67,12 @@ def _claimed(folder: Path, variants: Variants) -> Iterator[Entry]:
             variant = catalogue.measured_by(variants, before.engine, before.toggles, after.toggles)
             if variant is None or before.options != after.options:
                 continue
-            regime = catalogue.regime(summary(run, Result).comparisons[0])
+            result = summary(run, Result)
+            regime = catalogue.regime(result.comparisons[0])
             entry = catalogue.of_claim(
                 variant,
                 claim,
-                found.device,
+                result.device,
                 machine=_machine(manifest),
                 found_in=_page(folder, path.parent),
                 **regime,
