@@ -154,7 +154,6 @@ class Clock:
 
     def __init__(self) -> None:
         self.free = 0  # the end of all that was launched
-        self.busy_ns = 0  # the sum of all that was launched
         self._lock = threading.Lock()
         self._thread = threading.local()  # the kernel is asked by each thread for itself
         self._late: deque[int] = deque(maxlen=KEPT)
@@ -164,7 +163,6 @@ class Clock:
         """Queue work of this length, launched at `at` (now), behind what is queued; its end."""
         with self._lock:
             self.free = max(perf_counter_ns() if at is None else at, self.free) + ns
-            self.busy_ns += ns
             return self.free
 
     def wait(self, end_ns: int) -> None:

@@ -430,12 +430,13 @@ def main() -> int:
     die_with_parent(config.parent)
     name_thread("load generator")
     # Before the context is made: ZeroMQ's own thread carries every message, and inherits both.
-    slack, granted = ask_for_exact_timers(), ask_for_short_slice()
+    ask_for_exact_timers()
+    ask_for_short_slice()
     generator = make_generator(config)
     gc.collect()
     gc.freeze()  # what was imported lives for ever: collections between rounds need not look at it
     try:
-        generator.say(messages.LoadReady(slice_ns=granted, timer_slack_ns=slack))
+        generator.say(messages.LoadReady())
         generator.serve()
     except Exception as error:  # the process boundary: whatever broke is told to the runner
         known = str(error) if isinstance(error, LoadError) else shortage(error)

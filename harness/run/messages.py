@@ -55,11 +55,8 @@ class RunRound(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     interval_ns: int
 
 
-class LoadReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """Rounds may be asked for. What the kernel granted bounds the submit lag."""
-
-    slice_ns: int  # scheduler slice; 0 where the kernel has none to give (before Linux 6.12)
-    timer_slack_ns: int
+class LoadReady(msgspec.Struct, frozen=True, tag="ready"):
+    """Rounds may be asked for."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):

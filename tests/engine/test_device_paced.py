@@ -119,15 +119,6 @@ def test_copies_of_other_streams_go_on_while_a_program_waits(device: Device) -> 
     assert copied[1] < program[1]
 
 
-def test_what_follows_in_its_own_stream_waits_for_its_end(device: Device) -> None:
-    stream = device.stream("forward")
-    device.launch("add", 2, stream=stream, step=0)
-    device.to_device(device.buffer("b"), ints(9), stream)
-    device.drain()
-    work = device.work()
-    assert work[work[:, 0] == 1, 2] >= work[work[:, 0] == 0, 3]
-
-
 def test_another_stream_waits_for_the_end_of_its_pace(device: Device) -> None:
     forward, side = device.stream("forward"), device.stream("side")
     device.launch("add", 2, stream=forward, step=0)

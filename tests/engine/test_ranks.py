@@ -21,6 +21,7 @@ from overlap_bench.harness.run.records import steps_frame
 from tests.engine.conftest import CHAOS_SEED
 from tests.engine.test_tokens import some_sampled_requests
 from tests.support.in_process_engine import Collected, near_ties, sampled, serve, some_requests
+from tests.support.processes import ends
 
 INLINE = {"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on", "tables": "dirty-rows"}
 THREAD = {
@@ -115,7 +116,7 @@ def test_an_engine_of_two_ranks_names_their_processes_drains_them_and_leaves_non
 
         engine.run(pump)
         assert engine._loop.in_flight is None
-    assert not any(alive(pid) for pid in pids)
+    assert all(ends(pid) for pid in pids)
 
 
 @pytest.mark.parametrize(("role", "share"), [("rank 1", "pickle"), ("device of rank 1", "ring")])
@@ -128,7 +129,7 @@ def test_a_rank_that_is_killed_is_named_and_takes_nothing_with_it_that_lives_on(
         assert str(failure.value).startswith(f"rank 1 (pid {pids[0]})")
         assert str(failure.value).endswith("died (signal 9)")
         assert failure.value.names_process
-    assert not any(alive(pid) for pid in pids)
+    assert all(ends(pid) for pid in pids)
 
 
 @pytest.fixture
@@ -139,14 +140,6 @@ def own_device():
     opened = open_device("emulated", cores="shared")
     yield opened
     opened.close()
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_ranks_that_can_not_divide_a_models_heads_are_refused_in_one_line(device):

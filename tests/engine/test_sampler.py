@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from overlap_bench.engines.overlap.sampler import sample, uniforms
@@ -68,25 +67,6 @@ def filtered(logits: torch.Tensor, temperature: float, top_k: int, top_p: float)
     return logits.softmax(-1)[0]
 
 
-FILTERS = [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.3, 8, 1.0), (0.9, 0, 0.8), (1.0, 12, 0.7), (2.0, 1, 1.0)]
-
-
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), FILTERS)
-def test_frequencies_match_the_distribution_that_transformers_filters(temperature, top_k, top_p):
-    count = 20_000
-    logits = some_logits(seed=1)
-    shares = filtered(logits, temperature, top_k, top_p)
-    found = draw(logits, count, temperature, top_k, top_p).bincount(minlength=VOCABULARY)
-    assert found[shares == 0].sum() == 0
-    if (shares > 0).sum() > 1:
-        rare = shares * count < 5  # chi-square wants five expected of each; the others are taken together
-        expected = torch.cat([shares[~rare], shares[rare].sum()[None]]).double()
-        observed = torch.cat([found[~rare], found[rare].sum()[None]]).double()
-        kept = expected > 0
-        expected = expected[kept] / expected.sum() * count
-        assert chisquare(observed[kept], expected).pvalue > 0.001
-
-
 @settings(max_examples=60, deadline=None, derandomize=True)  # rounding may move a border
 @given(
     seed=st.integers(0, 10_000),
@@ -94,7 +74,9 @@ def test_frequencies_match_the_distribution_that_transformers_filters(temperatur
     top_k=st.integers(0, VOCABULARY + 5),
     top_p=st.floats(0.05, 1.0),
 )
-def test_exactly_the_tokens_that_transformers_keeps_can_come_out(seed, temperature, top_k, top_p):
+def test_tokens_are_as_frequent_as_in_the_distribution_that_transformers_filters(
+    seed, temperature, top_k, top_p
+):
     """By uniform numbers that step through the distribution."""
     from overlap_bench.engines.overlap import sampler
 
@@ -105,7 +87,7 @@ def test_exactly_the_tokens_that_transformers_keeps_can_come_out(seed, temperatu
         patch.setattr(sampler, "uniforms", lambda seeds, positions: evenly)
         found = draw(logits, steps, temperature, top_k, top_p).bincount(minlength=VOCABULARY)
     assert found[shares == 0].sum() == 0
-    assert (found[shares > 2 / steps] > 0).all()
+    assert (found / steps - shares).abs().max() < 2 / steps
 
 
 def test_a_tokens_draw_does_not_depend_on_the_rows_beside_it():

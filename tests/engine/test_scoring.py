@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 
 from overlap_bench.engines import api
 from overlap_bench.engines.overlap import SPEC, scoring
-from overlap_bench.engines.overlap.toggles.d2h import BehindEvent
-from overlap_bench.engines.overlap.toggles.h2d import PinnedSet
 from tests.engine.conftest import CHAOS_SEED
 from tests.support.in_process_engine import column, generated, reference_model, serve, some_requests
 
@@ -111,35 +109,6 @@ def test_a_model_that_is_forced_to_say_what_it_says_is_greedy_all_along(device):
     scores = [score for event in events if isinstance(event, api.Finish) for score in event.scores]
     assert len(scores) == sum(each.max_new_tokens for each in asked)
     assert all(score.greedy for score in scores)
-
-
-@pytest.mark.parametrize(
-    ("owner", "guard", "nothing"),
-    [
-        (BehindEvent, "wait_copy_done", lambda self, step: None),
-        (PinnedSet, "wait_until_read", lambda self: None),
-    ],
-    ids=["copy_done", "pinned set"],
-)
-def test_a_guard_that_is_taken_out_shows_in_the_scores(chaotic_device, monkeypatch, owner, guard, nothing):
-    monkeypatch.setattr(owner, guard, nothing)
-    settings = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "pinned", "graph": "on"})
-    requests = [
-        api.Request(
-            number, [number + 5, 11], 24, forced=[(number * 37 + place) % 4000 for place in range(24)]
-        )
-        for number in range(4)
-    ]
-    options = {"scoring": True, "max_batch_size": 4, "chaos": CHAOS_SEED}
-    _, events, _ = serve(chaotic_device, settings, requests, **options)
-    finished = {event.id: event for event in events if isinstance(event, api.Finish)}
-    worst = 0.0
-    for each in requests:
-        expected = logprobs("tiny-gpt2", tuple(each.prompt), tuple(each.forced))
-        got = [score.logprob for score in finished[each.id].scores]
-        for place, (token, logprob) in enumerate(zip(each.forced, got, strict=True)):
-            worst = max(worst, abs(expected[place, token].item() - logprob))
-    assert worst > 100 * NEAR
 
 
 def test_an_engine_that_does_not_score_has_no_program_for_it(device):

@@ -11,7 +11,7 @@ import pytest
 from overlap_bench.engines.api import EngineError
 from overlap_bench.engines.overlap.scheduler import Batch
 from overlap_bench.engines.overlap.toggles import share
-from overlap_bench.engines.overlap.toggles.share import SLOTS, Ring
+from overlap_bench.engines.overlap.toggles.share import SLOTS
 from tests.support.bench_command import PATIENCE_S
 
 STEP_BYTES = 4096
@@ -105,13 +105,6 @@ def test_a_rank_that_is_late_reads_every_step(choice: str) -> None:
     assert steps_read_late(choice) == list(range(2 * SLOTS))
 
 
-def test_without_the_wait_for_a_free_slot_a_late_rank_reads_another_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Ring, "wait_until_free", lambda self: None)
-    assert steps_read_late("ring") != list(range(2 * SLOTS))
-
-
 def test_a_full_ring_asks_whether_the_ranks_still_live() -> None:
     def gone() -> None:
         raise EngineError("rank 1 died")
@@ -130,8 +123,3 @@ def test_a_step_too_large_for_a_slot_is_refused_rather_than_cut() -> None:
     with pytest.raises(EngineError, match="step 3 does not fit into the ring's slots"):
         sender.send(3, huge)
     sender.close()
-
-
-def test_a_choice_that_nobody_wrote_is_not_measured_as_another() -> None:
-    with pytest.raises(KeyError, match="declared"):
-        share.choose("declared", 1, STEP_BYTES, Counter(), lambda: None)

@@ -29,13 +29,6 @@ def test_its_switches_are_toggles_whose_first_choices_stand_together() -> None:
     assert len(SPEC.every_setting()) == 16
 
 
-def test_two_of_its_switches_are_options_that_every_engine_has() -> None:
-    names = {toggle.name for toggle in SPEC.toggles}
-    options = set(api.EngineOptions.__struct_fields__)
-    assert not names & options
-    assert {"prefix_cache", "stream_interval"} <= options
-
-
 @pytest.mark.parametrize(
     "module",
     ["overlap_bench.engines.vllm", "overlap_bench.engines.transformers", "overlap_bench.engines.overlap"],

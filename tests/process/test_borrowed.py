@@ -82,11 +82,6 @@ def _plain(two: Path, where: Path) -> Path:
     return two
 
 
-def _packed(two: Path, where: Path) -> Path:
-    git(two, "gc", "--quiet")
-    return two
-
-
 def _bare(two: Path, where: Path) -> Path:
     git(where, "clone", "--quiet", "--bare", str(two), "bare")
     return where / "bare"
@@ -166,7 +161,7 @@ def _submodule(two: Path, where: Path) -> Path:
 
 
 KINDS = (
-    _plain, _packed, _bare, _linked, _beside_one_that_is_away, _with_alternates, _with_an_odd_name, _separate,
+    _plain, _bare, _linked, _beside_one_that_is_away, _with_alternates, _with_an_odd_name, _separate,
     _sparse, _with_a_sparse_index, _split, _sha256, _shallow, _submodule,
 )  # fmt: skip
 

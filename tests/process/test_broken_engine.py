@@ -111,6 +111,7 @@ def test_a_load_generator_that_is_stopped_in_mid_round_is_named(
         processes.begin(booted)
         monkeypatch.setattr(session, "ANSWER_S", 0.5)
         pid = processes.pids["load_generator"]
+        assert Path(f"/proc/{pid}/timerslack_ns").read_text() == "1\n"
         psutil.Process(pid).suspend()
         stopped = rf"^the load generator \(pid {pid}\) is stopped, as by SIGSTOP, and .* for 0\.5 s$"
         with pytest.raises(session.RunFailed, match=stopped):

@@ -19,6 +19,7 @@ from tests.support.bench_command import last_line
 from tests.support.clockwork import installed
 from tests.support.in_process import done, ended
 from tests.support.places import ROOT
+from tests.support.repositories import commit, git
 
 EXAMPLE = ROOT / "examples" / "own_engine" / "paced_engine.py"
 QUICK = (
@@ -153,11 +154,6 @@ def test_every_process_tells_what_it_loads_and_which_functions_run_when(tmp_path
     assert any("_multiprocessing" in file for file in seen.compiled)
 
 
-def git(where: Path, *arguments: str) -> None:
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main")
-    subprocess.run(["git", *identity, *arguments], cwd=where, capture_output=True, check=True)
-
-
 def engine(imports: str) -> str:
     """The example, which imports something with its first request."""
     text = EXAMPLE.read_text()
@@ -182,15 +178,9 @@ def test_a_gate_on_a_change_that_no_request_runs_is_undecided_and_one_on_other_f
     """The head changes a map that nobody asks. Both import what a build left in the checkout, with
     their first request."""
     repository = tmp_path / "repository"
-    repository.mkdir()
-    git(repository, "init", "--quiet")
-    (repository / ".gitignore").write_text("made.py\n")
-    (repository / "paced_engine.py").write_text(engine("import fast_map, made; fast_map.Map()"))
-    for branch, text in (("base", MAP), ("head", MAP.replace("= key", "= (key,)"))):
-        (repository / "fast_map.py").write_text(text)
-        git(repository, "add", "-A")
-        git(repository, "commit", "--quiet", "-m", branch)
-        git(repository, "branch", branch)
+    files = {".gitignore": "made.py\n", "paced_engine.py": engine("import fast_map, made; fast_map.Map()")}
+    commit(repository, {**files, "fast_map.py": MAP}, "base")
+    commit(repository, {"fast_map.py": MAP.replace("= key", "= (key,)")}, "head")
     (repository / "made.py").write_text("VERSION = 1")
     asked = ("gate", *QUICK, "--blocks", "1", "--base-ref", "base", "--head-ref", "head")
 

@@ -7,11 +7,10 @@ import json
 import os
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import chdir, closing, redirect_stderr, redirect_stdout, suppress
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -150,32 +149,9 @@ def damaged_json(draw: st.DrawFn, content: bytes) -> bytes:
     return b"\n".join(json.dumps(each).encode() for each in documents)
 
 
-@st.composite
-def damaged_sqlite(draw: st.DrawFn, content: bytes) -> bytes:
-    """One column of one table holds something else, or is gone."""
-    with closing(sqlite3.connect(":memory:")) as database:
-        database.deserialize(content)
-        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        table = draw(st.sampled_from(sorted(tables)))
-        columns = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
-        column = draw(st.sampled_from(sorted(columns)))
-        value = draw(st.sampled_from((None, -1, 0, 2**62, 1.5, float("inf"), "text", b"\xff\xfe")))
-        with suppress(sqlite3.Error):
-            if draw(st.booleans()):
-                rows = "WHERE rowid % 7 = 0" if draw(st.booleans()) else ""
-                database.execute(f'UPDATE "{table}" SET "{column}" = ? {rows}', (value,))
-            elif draw(st.booleans()):
-                database.execute(f'ALTER TABLE "{table}" DROP COLUMN "{column}"')
-            else:
-                database.execute(f'DROP TABLE "{table}"')
-            database.commit()
-        return database.serialize()
-
-
 BY_FORMAT: dict[str, Callable[[bytes], st.SearchStrategy[bytes]]] = {
     ".json": damaged_json,
     ".jsonl": damaged_json,
-    ".sqlite": damaged_sqlite,
 }
 
 

@@ -34,13 +34,12 @@ BROKEN = "\n\ndef build(options, toggles):\n    raise RuntimeError(options)\n"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example's repository: `base`, `broken`, `slower` (five times), and `tidied` (as fast), checked out.
+    """The example's repository: `base`, `slower` (five times), and `tidied` (as fast), checked out.
     Their steps are so long that a machine of which others take the half does not hide that."""
     where = tmp_path_factory.mktemp("repository")
     text = (EXAMPLE / "paced_engine.py").read_text().replace("STEP_US = 2000", "STEP_US = 5000")
     for branch, content in (
         ("base", text),
-        ("broken", text + BROKEN),
         ("slower", text.replace("STEP_US = 5000", "STEP_US = 25_000")),
         ("tidied", text + "\n# tidied\n"),
     ):
@@ -103,13 +102,6 @@ def test_two_refs_of_the_same_speed_do_not_fail(repository: Path, environment: d
     assert_nothing_is_left(environment)
 
 
-def test_a_ref_that_does_not_boot(repository: Path, environment: dict[str, str]) -> None:
-    code, _, stderr = ended(environment, repository, *QUICK, "--base-ref", "base", "--head-ref", "broken")
-    assert code == 4, stderr
-    assert "the engine of after failed" in last_line(stderr)
-    assert_nothing_is_left(environment)
-
-
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
 def test_a_gate_that_is_ended(repository: Path, environment: dict[str, str], by: signal.Signals) -> None:
     """After kill -9 the next run removes its folders."""
@@ -157,14 +149,6 @@ def test_a_ref_that_a_shallow_clone_lacks_is_told_of_from_every_kind_of_checkout
             worktrees.resolve("HEAD~1", tmp_path / where)
 
 
-def test_a_ref_that_stands_in_the_folder_is_told_of_changes_that_are_not_committed(repository: Path) -> None:
-    refs = [worktrees.resolve(name, repository) for name in ("base", "HEAD")]
-    assert [worktrees.uncommitted(each) for each in refs] == [[], []]
-    engine = repository / "paced_engine.py"
-    engine.write_text(engine.read_text() + "# not committed\n")
-    assert [worktrees.uncommitted(each) for each in refs] == [[], ["paced_engine.py"]]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -202,15 +186,3 @@ def test_the_base_against_itself_says_what_can_be_gated_here(
     assert {plan["limit"] for plan in found["plans"]} <= {0.1}
     (folder,) = (tmp_path / "results").glob("*-aa-*")
     assert {arm.name for arm in read_manifest(folder).design.arms} == {"before", "after"}
-
-
-def test_an_interpreter_without_the_packages(environment: dict[str, str], tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
-    bare.write_text(f'#!/bin/sh\nexec {os.path.realpath(shutil.which("python3") or "")} -S "$@"\n')
-    bare.chmod(0o755)
-    arguments = ("gate", *QUICK[1:], "--after", f"python={bare}")
-    code, _, stderr = ended(environment, tmp_path, *arguments)
-    assert code == 2, stderr
-    assert "can't start after with" in last_line(stderr)
-    assert "No module named" in last_line(stderr)
-    assert not list((tmp_path / "results").iterdir())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +10,17 @@ import pandas as pd
 import pytest
 
 import overlap_bench
-from overlap_bench.harness.analysis import across_runs, explain, frames, sweep
+from overlap_bench.harness.analysis import across_runs, explain
 from overlap_bench.harness.analysis.result import to_plain
-from overlap_bench.harness.plan.experiment_file import Adjusted, Experiment
 from overlap_bench.harness.store.files import (
-    EXPERIMENT_FILE,
-    SCHEMA_VERSION,
     StoreError,
-    write_json,
 )
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
-from overlap_bench.harness.store.tables import write_block, write_table
-from overlap_bench.harness.studies import experiment, gate
-from overlap_bench.harness.studies.factorial import read as read_factorial
-from tests.process import test_experiment
+from overlap_bench.harness.store.tables import write_table
+from overlap_bench.harness.studies import gate
 from tests.support import keep
 from tests.support.in_process import bench
-from tests.support.made_blocks import manifest
-from tests.support.made_runs import TPOT, factorial_blocks, planned_factorial, stored, stored_sweep
+from tests.support.made_runs import stored
 
 SOME = ("requests", "rounds")
 FRAMES = ("requests", "steps", "rounds", "work", "divergences")
@@ -135,55 +127,3 @@ def test_values_that_are_not_one_of_each_arm_in_each_block_are_named(run: Path, 
     write_table(path, values)
     with pytest.raises(StoreError, match="does not have one value of each arm in each block"):
         overlap_bench.load(run)
-
-
-def test_a_factorial_keeps_its_effects(tmp_path: Path) -> None:
-    plan = planned_factorial("h2d,output")
-    write_manifest(tmp_path, plan)
-    for each in factorial_blocks(plan, TPOT):
-        write_block(tmp_path, each.number, dict(each.tables))
-    before, effects = read_factorial(tmp_path), overlap_bench.load(tmp_path).effects
-    keep.keep(tmp_path)
-    assert to_plain(read_factorial(tmp_path)[0]) == to_plain(before[0])
-    pd.testing.assert_frame_equal(overlap_bench.load(tmp_path).effects, effects, check_exact=True)
-
-
-def test_a_sweep_keeps_its_points(tmp_path: Path) -> None:
-    folder = stored_sweep(tmp_path / "a-sweep")
-    before, changes = sweep.result(folder), overlap_bench.load_sweep(folder).changes
-    keep.keep_sweep(folder)
-    assert not [*folder.rglob("blocks")]
-    assert to_plain(sweep.result(folder)[0]) == to_plain(before[0])
-    pd.testing.assert_frame_equal(overlap_bench.load_sweep(folder).changes, changes, check_exact=True)
-
-
-def stored_experiment(folder: Path) -> Path:
-    """The clocks' experiment, over runs whose arms are before and after."""
-    text = test_experiment.OWN.replace('"slow"', '"before"').replace('"fast"', '"after"')
-    path = folder / "clocks.toml"
-    path.write_text(text)
-    made = msgspec.toml.decode(text, type=dict[str, Any]) | {"name": "clocks"}
-    kept = experiment.Kept(
-        schema_version=SCHEMA_VERSION,
-        created="2026-05-04T03:02:01+00:00",
-        experiment=msgspec.convert(made, Experiment),
-        adjusted=Adjusted(device="emulated"),
-        kind="emulated",
-    )
-    write_json(folder / "e" / EXPERIMENT_FILE, kept)
-    for name, factor in (("clocks-few", 0.5), ("clocks-many", 0.6)):
-        stored(folder / "e", name, factor, manifest(4))
-    return folder / "e"
-
-
-def test_an_experiment_keeps_its_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = stored_experiment(tmp_path)
-    printed = said(monkeypatch, capsys, "experiment", "show", str(folder))
-    keep.keep_experiment(folder)
-    assert said(monkeypatch, capsys, "experiment", "show", str(folder)) == printed
-    assert not [*folder.rglob("blocks")]
-    assert json.loads((folder / "summary.json").read_text())["claims"][0]["says"] == "TPOT halves"
-    run = folder / "clocks-few"
-    assert len(frames.load(run).values) == 4 * 2

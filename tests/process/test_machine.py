@@ -5,28 +5,22 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from overlap_bench.harness.common import machine
-from tests.support.repositories import fingerprint
+from tests.support.repositories import commit, fingerprint
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout of its own that holds this module and a file beside it."""
-    for folder in ("harness/common", "experiments"):
-        (tmp_path / folder).mkdir(parents=True)
-    shutil.copy(machine.__file__, tmp_path / "harness" / "common" / "machine.py")
-    (tmp_path / "harness" / "other.py").write_text("first\n")
-    (tmp_path / "experiments" / "an_experiment.py").write_text("first\n")
-    (tmp_path / ".gitignore").write_text("__pycache__/\n")  # which importing the module makes
-    identity = ("-c", "user.name=example", "-c", "user.email=example@example.org")
-    for command in (("init", "--quiet"), ("add", "."), (*identity, "commit", "--quiet", "-m", "first")):
-        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    files: dict[str, str | bytes] = dict.fromkeys(("harness/other.py", "experiments/one.py"), "first\n")
+    files["harness/common/machine.py"] = Path(machine.__file__).read_bytes()
+    files[".gitignore"] = "__pycache__/\n"  # which importing the module makes
+    commit(tmp_path, files, "first")
     return tmp_path
 
 
@@ -70,7 +64,7 @@ def test_an_installation_inside_of_somebodys_repository_has_no_commit(checkout: 
 
 def test_what_an_experiment_is_made_by_counts_for_its_result_alone(checkout: Path) -> None:
     found = of(checkout)
-    (checkout / "experiments" / "an_experiment.py").write_text("second\n")
+    (checkout / "experiments" / "one.py").write_text("second\n")
     assert not found.code().dirty
     assert found.code(besides=("experiments",)).dirty
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -169,18 +168,6 @@ def long_run(
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return bench, found
-
-
-def test_a_server_that_dies_ends_the_run_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
-    bench, server = long_run(environment, tmp_path)
-    server.send_signal(signal.SIGKILL)
-    code, _, stderr = bench.end()
-    said = last_line(stderr)
-    assert code == 4
-    assert "the server was killed by SIGKILL" in said
-    assert "loading the model" in said
-    Path(said.rpartition(" ")[2]).unlink()
-    assert not bench.left()
 
 
 def test_a_killed_harness_leaves_no_server_that_a_script_started(

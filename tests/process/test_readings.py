@@ -84,14 +84,6 @@ def test_a_card_is_found_by_its_index_or_its_uuid() -> None:
     assert readings.visible_gpu({}) == 0
 
 
-def test_a_card_that_nvml_does_not_tell_of_is_measured_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", fail)
-    assert readings.open_gpu({}) is None
-
-
 def test_nvml_that_does_not_know_the_card_is_shut_down_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: int) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)

@@ -46,6 +46,7 @@ from tests.support.bench_command import last_line, only_run
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import done, ended
 from tests.support.places import REFERENCE
+from tests.support.repositories import commit, git
 
 PINNED = REFERENCE / "runs" / "pinned-h2d"
 KEY = "sk-mine"
@@ -79,24 +80,13 @@ def marking(path: Path, marker: Path) -> Path:
     return path
 
 
-def git(where: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "core.hooksPath=/dev/null")
-    command = ["git", *identity, "-c", "core.fsmonitor=false", *arguments]
-    return subprocess.run(command, cwd=where, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def repository(where: Path, marker: Path) -> Ref:
     """A repository with a file, and hooks and a file system monitor that leave a marker."""
-    where.mkdir(parents=True)
-    git(where, "init", "--quiet")
-    (where / "file").write_text("as committed\n")
-    git(where, "add", "file")
-    git(where, "commit", "--quiet", "-m", "first")
+    first = commit(where, {"file": "as committed\n"}, "first")
+    git(where, "config", "core.fsmonitor", str(marking(where / ".git" / "monitor", marker)))
     for hook in ("post-checkout", "reference-transaction", "post-index-change"):
         marking(where / ".git" / "hooks" / hook, marker)
-    monitor = marking(where / ".git" / "monitor", marker)
-    git(where, "config", "core.fsmonitor", str(monitor))
-    return Ref(repository=str(where), name="main", commit=git(where, "rev-parse", "HEAD"))
+    return Ref(repository=str(where), name="first", commit=first)
 
 
 def arm(engine: str = "clockwork", **of_arm: Any) -> Arm:

@@ -7,7 +7,6 @@ wrong token, as it would on a real device.
 
 from __future__ import annotations
 
-import random
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -153,7 +152,6 @@ class Simulation:
     flying: deque[tuple[Batch, list[int]]] = field(default_factory=deque)
     live: dict[int, Active] = field(default_factory=dict)
     ended: dict[int, Active] = field(default_factory=dict)
-    over: Counter[str] = field(default_factory=Counter)  # how those ended that are forgotten
     preempted: int = 0
     cached: int = 0
 
@@ -223,10 +221,6 @@ class Simulation:
         if active is not None:
             self.ended[request] = self.live.pop(request)
 
-    def forget_ended(self) -> None:
-        self.over.update(active.finish_reason for active in self.ended.values())
-        self.ended.clear()
-
     def check(self) -> None:
         """Every block and slot has the owners it says it has, and none is lost."""
         scheduler, pool = self.scheduler, self.pool
@@ -258,30 +252,3 @@ class Simulation:
             if active.finish_reason not in ("length", "eos"):
                 expected = expected[: len(active.tokens)]
             assert active.tokens == expected, active.request
-
-
-def soak(simulation: Simulation, count: int, seed: int, checks: int) -> Simulation:
-    """`count` random requests through a simulation that is never idle: mixed lengths, prompts that begin
-    alike, EOS, stops and cancellations from outside. `checks` times on the way the books are checked."""
-    rng = random.Random(seed)
-    beginnings = [[rng.randrange(VOCABULARY) for _ in range(16)] for _ in range(4)]
-    for number in range(count):
-        prompt = rng.choice(beginnings)[: rng.randint(0, 16)]
-        prompt = prompt + [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 8))]
-        room = simulation.context - len(prompt)
-        simulation.submit(Request(number, prompt, rng.randint(1, room), rng.random() < 0.3))
-        while len(simulation.live) > 2 * simulation.batch:
-            simulation.step()
-            if rng.random() < 0.05:
-                reason = rng.choice(["cancelled", "stop"])
-                simulation.end(rng.choice(list(simulation.live)), reason)
-        if number % max(1, count // checks) == 0:
-            simulation.check()
-            simulation.check_ended()
-            simulation.forget_ended()
-    while simulation.busy:
-        simulation.step()
-    simulation.check()
-    simulation.check_ended()
-    simulation.forget_ended()
-    return simulation

@@ -58,7 +58,6 @@ class Service:
         )
         self._module: Module | None = None
         self._next_buffer = 0
-        self._next_program = 0
 
     def run(self) -> None:
         if self._pace is not None:

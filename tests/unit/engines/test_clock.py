@@ -28,7 +28,6 @@ def test_work_queues_up_and_each_piece_takes_its_time(work: list[tuple[int, int]
             now += idle
             begun, end = max(now, end), device.launch(length)
             assert end == begun + length == device.free
-        assert device.busy_ns == sum(length for _, length in work) <= end - 1000
         assert device.launch(5, at=end + 100) == end + 105
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_bench.engines.api import STEP_COLUMNS
@@ -254,34 +254,6 @@ def test_parts_add_up_to_the_interval_and_none_is_negative(steps: pd.DataFrame, 
     assert (found[list(PARTS)].sum(axis=1) == found["interval_ns"]).all()
     idle = found["interval_ns"] - found["device"]
     assert exposed_host_us(decode_intervals(steps)) == pytest.approx(idle.mean() / 1000)
-
-
-@settings(max_examples=40)
-@given(any_steps(), st.booleans())
-def test_time_in_which_nothing_was_recorded_stays_unattributed(steps: pd.DataFrame, thread: bool) -> None:
-    """Counted nanosecond by nanosecond: idle, no phase, and behind no launch of the step."""
-    found = attribute(steps, pd.DataFrame(), thread)
-    for index, row in found.iterrows():
-        end = steps.loc[index, "device_end_ns"] // 1000
-        start = end - row["interval_ns"] // 1000
-        launched = steps.loc[index, "launch.end"]
-        nothing = 0
-        for moment in range(start, end):
-            inside = [
-                (each[f"{phase}.start"] <= moment * 1000 < each[f"{phase}.end"])
-                for _, each in steps.iterrows()
-                for phase in (*NAMES, "output")
-                if thread or phase != "wait.launch_done"
-            ]
-            executing = (
-                (steps["device_start_ns"] <= moment * 1000) & (moment * 1000 < steps["device_end_ns"])
-            ).any()
-            ready = thread and any(
-                0 <= each["metadata.end"] <= moment * 1000 < each["h2d.start"] for _, each in steps.iterrows()
-            )
-            behind = 0 <= launched <= moment * 1000
-            nothing += not (any(inside) or executing or ready or behind)
-        assert row["unattributed"] == nothing * 1000
 
 
 @given(

@@ -147,12 +147,6 @@ def test_goodput_counts_requests_that_meet_every_objective() -> None:
     assert math.isnan(measured(good)["goodput_req_s"])
 
 
-def test_gaps_are_pooled_over_requests_not_averaged_per_request() -> None:
-    many = request(token_ns=[0, 10, 20, 30, 40])
-    values = measured(many, request(token_ns=[0, 100]))
-    assert values["itl_token_ms_mean"] == pytest.approx((4 * 10 + 100) / 5)
-
-
 def test_a_single_token_or_chunk_has_no_tpot() -> None:
     token = request(completion_tokens=1, chunk_ns=[120], token_ns=[118])
     for single in (token, request(chunk_ns=[120]), request(chunk_ns=[120, 120])):

@@ -30,21 +30,19 @@ HOSTILE = '</h1><script>alert("x")</script><img src=http://example.org/x> [x](ht
 
 
 class Page(HTMLParser):
-    """Tags, what they refer to, their ids, and the text by tag; fails where a tag is not closed."""
+    """Tags, what they refer to, and the text by tag; fails where a tag is not closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.tags: set[str] = set()
         self.references: list[str] = []
-        self.ids: list[str] = []
         self.texts: list[tuple[str, str]] = []
         self.feed(text)
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        self.ids += [value or "" for name, value in attrs if name == "id"]
         self.references += [value or "" for name, value in attrs if name in FETCHED]
         self.references += re.findall(r"url\(([^)]*)\)", " ".join(value or "" for _, value in attrs))
         if tag not in NO_END_TAG:

@@ -173,11 +173,3 @@ def test_false_alarms_stay_within_their_bounds(name: str, bound: float, decided:
     precise = stopping.until_precise(0.6 * simulated.SD, 20)
     assert simulated.sequential(pairs, precise, simulated.NEVER_SAME).detected <= at_most(bound)
     assert simulated.fixed(pairs, 6, simulated.NEVER_SAME).detected <= at_most(bound)
-
-
-def test_naive_looks_would_raise_many_false_alarms(decided: Until) -> None:
-    """The guard of the levels: at 5% a look, a run that stops when it is decided is wrong far more often."""
-    random = np.random.default_rng(6)
-    pairs = simulated.differences(simulated.normal, random, RUNS, 20)
-    naive = Until(rule="decided", looks=decided.looks, levels=(0.05,) * len(decided.looks))
-    assert simulated.sequential(pairs, naive, simulated.NEVER_SAME).detected > 0.11

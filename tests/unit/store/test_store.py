@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
-import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -178,30 +176,6 @@ def test_a_folder_that_is_no_number_is_no_block(folder: Path) -> None:
     assert finished_blocks(folder) == []
 
 
-def test_a_block_that_cannot_be_kept_is_no_fault_of_what_was_asked(folder: Path) -> None:
-    (folder / "blocks").touch()  # so that it fails, as where the disk is full
-    with pytest.raises(WriteFailed, match="can't write block 0"):
-        write_block(folder, 0, tables())
-
-
-def test_a_run_without_blocks_leaves_nothing(folder: Path) -> None:
-    assert discard_if_empty(folder)
-    assert not folder.exists()
-
-
-def test_a_run_with_blocks_stays(folder: Path) -> None:
-    write_block(folder, 0, tables())
-    assert not discard_if_empty(folder)
-    assert folder.exists()
-
-
-def test_nothing_can_be_executed_by_reading(folder: Path) -> None:
-    write_block(folder, 0, tables())
-    write_summary(folder, {"a": 1})
-    assert {each.suffix for each in folder.rglob("*") if each.is_file()} == {".json", ".parquet"}
-    assert json.loads((folder / "summary.json").read_text()) == {"a": 1}
-
-
 # -- damage -----------------------------------------------------------------------------------------------
 
 
@@ -254,13 +228,6 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     for ask in (lambda out: create(out, "x", NOW), prepare):
         with pytest.raises(api.BadSetting, match=r"can't write results to .*choose another --out"):
             ask(tmp_path / "results")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(api.BadSetting, match="Permission denied"):
-        create(tmp_path / "results", "x", NOW)
 
 
 LIST, GONE = np.arange(2), object()

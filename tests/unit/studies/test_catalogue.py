@@ -16,7 +16,6 @@ from overlap_bench.harness.store.files import write_summary
 from overlap_bench.harness.store.manifest import Manifest, write_manifest
 from overlap_bench.harness.studies.catalogue import catalogue_of
 from tests.support.made_blocks import manifest, result
-from tests.support.places import REFERENCE
 
 VARIANTS = load_variants()
 
@@ -95,12 +94,3 @@ def test_of_two_claims_with_one_change_the_one_with_the_nearer_settings_is_meant
         for side in (VARIANTS[name].before, VARIANTS[name].after)
     )
     assert measured_by(VARIANTS, "overlap", before, after) == VARIANTS[name]
-
-
-def test_what_ships_is_one_measurement_of_each_claim_in_each_regime() -> None:
-    shipped = [each for each in catalogue_of(None).entries if each.change is not None]
-    regimes = [(each.claim, each.device, each.says) for each in shipped]
-    assert len(set(regimes)) == len(regimes) > 80
-    assert {each.claim for each in shipped} <= set(VARIANTS)
-    assert all(each.ci_low <= each.change <= each.ci_high for each in shipped)
-    assert all((REFERENCE / each.found_in).exists() for each in shipped)

@@ -124,31 +124,6 @@ def test_work_before_its_call_is_no_pair(tmp_path: Path) -> None:
     assert warning.startswith("1 of 20 pieces of work of device 0 would begin before the call")
 
 
-def test_pairs_of_ranks_in_any_order_are_right_or_none(tmp_path: Path) -> None:
-    """Times, order, devices and processes by chance; a kernel and its call have their rank's name."""
-    random, pairs = Random(5), 0
-    for _ in range(60):
-        count, begin = random.randint(2, 4), random.choice((0, 5, 50, 3000, 20000))
-        one_device, one_pid = random.random() < 0.2, random.random() < 0.2
-        events: Events = []
-        for number in range(count):
-            where = {
-                "host": 4000 if one_pid else 4000 + number,
-                "gpu": 0 if one_device else number,
-                "device": 0 if one_device else number,
-            }
-            for n in range(random.randint(3, 20)):
-                pair = launched(EARLY + begin * number + 100 * n + random.uniform(0, 50), n + 1, **where)
-                events += [{**each, "name": f"{each['name']}{number}"} for each in pair]
-        random.choice((list, at, random.shuffle))(events)
-        trace = read(tmp_path, events)
-        for name, call in zip(trace.work.name.tolist(), trace.work.call.tolist(), strict=True):
-            if call >= 0:
-                pairs += 1
-                assert trace.names[name][-1] == trace.names[trace.calls.name[call]][-1]
-    assert pairs > 500
-
-
 # ---------------------------------------------------------------------------------------------------------
 # Exports of nsys
 

@@ -130,12 +130,14 @@ def test_rows_without_a_time_or_an_end_are_counted(tmp_path: Path, table: str) -
         ("NULL", "5", "whose time was not taken"),
         ("9e999", "5", "whose time was not taken"),
         ("'soon'", "5", "whose time was not taken"),
+        ("x'ff'", "5", "whose time was not taken"),
         ("9223372036854775807", "5", "whose time was not taken"),
         ("50", "9223372036854775807", "whose time was not taken"),
         ("50", "0", "that did not end"),
         ("50", "NULL", "that did not end"),
         ("50", "-1", "that did not end"),
         ("50", "'soon'", "that did not end"),
+        ("50", "x'ff'", "that did not end"),
     ):
         columns = [name for name in TABLES[table][0] if name not in ("start", "end", "correlationId")]
         copied = f"INSERT INTO {table} (start, end, {', '.join(columns)}) SELECT {start}, {end}, "
