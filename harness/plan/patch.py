@@ -31,13 +31,24 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
     file: str  # that it was read from
     text: str
     strip: int  # leading folders of its paths that are none of the package's
-    files: tuple[str, ...]  # of the package, that it changes: "vllm/v1/core/block_pool.py"
+    files: tuple[str, ...]  # of the package, that it changes: "vllm/v1/core/block_pool.py", "a_module.py"
     left_out: tuple[str, ...] = ()  # that it changes, too, and that are not installed, such as tests
 
     @property
     def not_built(self) -> list[str]:
         """What it changes of code that a build compiles, which a copy of the package does not have."""
         return [each for each in self.left_out if each.endswith(COMPILED)]
+
+    @property
+    def packages(self) -> list[str]:
+        """The top-level packages and modules of its files."""
+        return list(dict.fromkeys(map(_package, self.files)))
+
+
+def _package(file: str) -> str:
+    """The top-level package that a file is in, or the module that it is; "" where it is neither."""
+    first, inside, _ = file.partition("/")
+    return first if inside else first.removesuffix(".py") if first.endswith(".py") else ""
 
 
 def read_patch(file: str, packages: Sequence[str]) -> Patch:
@@ -53,13 +64,13 @@ def read_patch(file: str, packages: Sequence[str]) -> Patch:
         raise api.BadSetting(f"patch={file} is no unified diff, such as git diff writes: it changes no file")
     for strip in STRIPS:
         stripped = list(dict.fromkeys("/".join(each.split("/")[strip:]) for each in changed))
-        files = tuple(each for each in stripped if each.partition("/")[0] in packages and "/" in each)
+        files = tuple(each for each in stripped if _package(each) in packages)
         if files:
             left_out = tuple(each for each in stripped if each and each not in files)
             return Patch(file=file, text=text, strip=strip, files=files, left_out=left_out)
     raise api.BadSetting(
         f"patch={file} changes no file of {' or '.join(packages)}, but {', '.join(changed[:3])}: its paths "
-        f"must lead from the folder that holds {packages[0]}/"
+        f"must lead from the folder that holds {packages[0]}"
     )
 
 

@@ -1,5 +1,5 @@
 """The package of an arm with a diff in it: a copy of links, in which the files that it changes are real ones.
-Nothing is written where the package is installed."""
+Nothing is written where it is installed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Patches:
             return arm
         if arm.name not in self._made:
             check_interpreter(arm)
-            names = list(dict.fromkeys(each.partition("/")[0] for each in arm.patch.files))
+            names = arm.patch.packages
             packages = located(arm, names)
             if lacking := [each for each in names if each not in packages]:
                 raise api.BadSetting(
@@ -52,10 +52,15 @@ class Patches:
 
 def patched(patch: Patch, packages: Mapping[str, Path], folder: Path) -> Path:
     """`folder`, made and with the packages in it, to be put first on a path. `packages`: by name, the folder
-    of each that the diff changes. Raises BadSetting, with the places, where the diff does not apply."""
+    of each that the diff changes, or the file of a module. Raises BadSetting, with the places, where the diff
+    does not apply."""
     changed = {*patch.files}
     for name, root in packages.items():
-        _link(root, folder / name, name, changed)
+        if root.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root, folder / root.name)
+        else:
+            _link(root, folder / name, name, changed)
     text = folder / "patch.diff"
     text.write_text(patch.text, "utf-8")
     # In a repository of its own: in another one's folder, git would pass over every file, and say nothing.

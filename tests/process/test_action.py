@@ -17,9 +17,10 @@ import pytest
 import yaml
 
 from tests.process.test_gate_refs import EXAMPLE
+from tests.support.bench_command import start
 from tests.support.clockwork import installed
 from tests.support.places import ROOT
-from tests.support.repositories import git
+from tests.support.repositories import commit, git
 
 ACTION = ROOT / "action"
 ACTIONS = (ACTION / "action.yml", ACTION / "comment" / "action.yml")
@@ -317,6 +318,59 @@ def test_the_whole_job_on_the_example(
     assert json.loads(line)["base"] == git(repository, "rev-parse", "release").strip()
 
 
+def test_a_pull_request_to_vllm_is_gated_by_what_each_side_changes_of_the_release(
+    repository: Path, tmp_path: Path, runner: Callable[..., Runner]
+) -> None:
+    """The workflow's own steps, the action's, and the real bench, with the example in vLLM's place. The base
+    and its tests have changed since the release; the head's step takes ten times as long."""
+    text = (EXAMPLE / "paced_engine.py").read_text().replace("paced_engine:build", "vllm:build")
+    release = {"vllm/__init__.py": text, "tests/test_it.py": "one = 1\n"}
+    since = {"vllm/__init__.py": text + "\n# since\n", "tests/test_it.py": "one = 2\n"}
+    head = {"vllm/__init__.py": since["vllm/__init__.py"].replace("STEP_US = 2000", "STEP_US = 20_000")}
+    for name, files in (("v0.32.0", release), ("since", since), ("head", head)):
+        if name == "head":
+            git(repository, "update-ref", "refs/remotes/origin/main", "HEAD")
+        commit(repository, files, name)
+    git(repository, "tag", "v0.32.0", "refs/heads/v0.32.0")
+    git(repository, "branch", "--delete", "--force", "v0.32.0")
+
+    (file,) = (each for each in WORKFLOWS if each.name == "vllm.yml")
+    workflow = yaml.safe_load(file.read_text())
+    named = {step.get("name", ""): step for step in steps(file)}
+    install = named["Install the release"]["run"].replace("$RELEASE", workflow["env"]["RELEASE"])
+    assert install in (ROOT / "engines" / "vllm" / "README.md").read_text()
+    told = tmp_path / "told.env"
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c",
+         named["Write both sides as diffs of the release"]["run"]],
+        cwd=repository,
+        env={**os.environ, **workflow["env"], "GITHUB_BASE_REF": "main", "GITHUB_ENV": str(told)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    name, _, arms = told.read_text().strip().partition("=")
+    assert (name, arms) == ("ARMS", " --before patch=before.diff --after patch=after.diff")
+
+    (gating,) = (step for step in steps(file) if step.get("uses", "").startswith("OWNER/"))
+    job = runner(**{**gating["with"], "gate": gating["with"]["gate"].replace("${{ env.ARMS }}", arms)})
+    job.run("Name what")
+    assert job.run("Gate").returncode == 0
+    assert " gate --out bench-gate --plan bench-gate/calibration.json --engine vllm --pace " in job.calls[-1]
+    assert job.calls[-1].endswith(f" --num-requests 64{arms}")
+
+    site = tmp_path / "site"
+    environment = installed(site, paced="vllm:SPEC")
+    (site / "vllm").mkdir()
+    (site / "vllm" / "__init__.py").write_text(text)
+    quick = "--no-pretok --num-requests 4 --max-new-tokens 8 --interval-ms 1 --rounds 1 --segments 3"
+    asked = f"gate --engine paced {quick} --blocks 3{arms}"
+    bench = start(environment, repository, *asked.split())
+    code, stdout, stderr = bench.end()
+    assert code == 1, stderr
+    assert " regressed by more than " in " ".join(stdout.split())
+    assert "before.diff (vllm/__init__.py)" in stdout
+
+
 # -- the comment ------------------------------------------------------------------------------------------
 
 GH = """#!/bin/bash
@@ -479,6 +533,6 @@ def test_an_example_gives_only_inputs_that_the_action_has() -> None:
         for step in steps(file)
         if "/action" in step.get("uses", "")[-50:] and "with" in step and "gate" in step["with"]
     ]
-    assert len(given) == 4
+    assert len(given) == 5
     for each in given:
         assert each.keys() <= inputs.keys()

@@ -102,6 +102,32 @@ def test_two_refs_of_the_same_speed_do_not_fail(repository: Path, environment: d
     assert_nothing_is_left(environment)
 
 
+def test_a_patch_that_makes_it_slower_fails_and_one_that_is_in_already_is_refused(
+    repository: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The engine is a module by itself. What is installed stays as it is; the run keeps the diff."""
+    (tmp_path / "slower.diff").write_text(git(repository, "diff", "base", "slower"))
+    asked = (f"--after=patch={tmp_path / 'slower.diff'}", "--blocks", "12")  # two do, but for a busy machine
+    code, stdout, stderr = ended(environment, repository, *QUICK, *SEGMENTS, *asked, "--format", "json")
+    assert code == 1, stderr
+    result = json.loads(stdout)
+    assert result["gate"]["verdict"] == "fail"
+    assert result["comparisons"][0]["after"]["patch"]["files"] == ["paced_engine.py"]
+    (run,) = [each for each in (repository / "results").iterdir() if each.is_dir()]
+    changed = read_manifest(run).changed_code
+    assert changed is not None
+    assert changed.counts
+    assert_nothing_is_left(environment)
+
+    (tmp_path / "other.diff").write_text(git(repository, "diff", "slower", "base"))
+    code, stdout, stderr = ended(
+        environment, repository, *QUICK, *SEGMENTS, "--after", f"patch={tmp_path / 'other.diff'}"
+    )
+    assert (code, stdout) == (2, "")
+    assert "is in " in last_line(stderr)
+    assert "give --before its reverse" in last_line(stderr)
+
+
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
 def test_a_gate_that_is_ended(repository: Path, environment: dict[str, str], by: signal.Signals) -> None:
     """After kill -9 the next run removes its folders."""

@@ -91,6 +91,18 @@ def test_the_copy_is_changed_and_what_is_installed_is_not(tmp_path: Path, instal
     assert contents(installed) == before
 
 
+def test_a_module_by_itself_is_changed_in_a_copy_too(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    module = tmp_path / "site" / "engine.py"
+    module.write_text("STEP = 1\n")
+    text = "--- a/engine.py\n+++ b/engine.py\n@@ -1 +1 @@\n-STEP = 1\n+STEP = 2\n"
+    copy = patched(made(tmp_path, text), {"engine": module}, tmp_path / "copy")
+    assert (copy / "engine.py").read_text() == "STEP = 2\n"
+    assert module.read_text() == "STEP = 1\n"
+    with pytest.raises(api.BadSetting, match="does not apply to .*engine.py: engine.py:1;"):
+        patched(made(tmp_path, text.replace("STEP = 1", "STEP = 3")), {"engine": module}, tmp_path / "other")
+
+
 def test_a_diff_within_another_repository_is_applied_too(tmp_path: Path, installed: Path) -> None:
     """git passes over files outside of the folder that it is started in, and says nothing."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)

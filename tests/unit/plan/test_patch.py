@@ -40,6 +40,7 @@ def written(tmp_path: Path) -> Path:
         (diff(f"a/{POOL}", f"b/{POOL}") * 2, 1, (POOL,), ()),
         (diff("a/tests/test_pool.py", "b/tests/test_pool.py") + diff(f"a/{POOL}", f"b/{POOL}"), 1, (POOL,),
          ("tests/test_pool.py",)),
+        (diff("a/src/vllm.py", "b/src/vllm.py") + diff("a/setup.py", "b/setup.py"), 2, ("vllm.py",), ()),
         ("rename from vllm/envs.py\nrename to vllm/vars.py\n", 1, ("vllm/envs.py", "vllm/vars.py"), ()),
         (f"From 1 Mon\nSubject: a\n\n---\n a | 2 +-\n\n{diff(f'a/{POOL}', f'b/{POOL}')}", 1, (POOL,), ()),
     ],
