@@ -33,7 +33,7 @@ from overlap_bench.engines.overlap.presets import PRESETS, SHAPES, Preset, token
 from overlap_bench.engines.pace import make_pace
 from overlap_bench.engines.processes import with_below
 from overlap_bench.engines.tracing import listening
-from overlap_bench.engines.vllm import SPEC, paced
+from overlap_bench.engines.vllm import SPEC, fits, paced
 from overlap_bench.engines.vllm import toggles as changes
 from overlap_bench.engines.vllm.gate import printed_error
 from overlap_bench.engines.vllm.toggles import flat_logprobs
@@ -58,6 +58,7 @@ class VllmEngine(api.Engine):
         self.options = options
         self.toggles = toggles
         self._saved: TemporaryDirectory[str] | None = None
+        self._asked = False  # whether what was switched where outputs are processed is in force
 
     def open(self, config: Any) -> None:
         """Start vLLM with this config."""
@@ -65,6 +66,7 @@ class VllmEngine(api.Engine):
 
     def preflight(self) -> str:
         """Everything that vLLM decides from the model's configuration; nothing is loaded."""
+        fits.check()
         try:
             self._configure(save_without_weights, arms=2)
             if self.options.pace:
@@ -85,7 +87,6 @@ class VllmEngine(api.Engine):
         # How it boots is worth reading, its steps are not.
         logging.getLogger("vllm").setLevel(logging.WARNING)
         self._check_in_force(config)
-        changes.check_in_force(self.toggles)
         return self._describe(config)
 
     def stop(self) -> None:
@@ -129,7 +130,14 @@ class VllmEngine(api.Engine):
 
     def active(self, request: api.Request, accepted_ns: int) -> Active:
         """A request that was just taken in."""
-        return Active(request, accepted_ns, flat_logprobs=self.toggles.get("flat_logprobs"))
+        return Active(request, accepted_ns, self._check_output)
+
+    def _check_output(self, completion: Any) -> None:
+        """Raises EngineError where a request's first output shows that what was switched is not in force."""
+        flat_logprobs.check_in_force(self.toggles, completion.logprobs)
+        if not self._asked:
+            changes.check_in_force(self.toggles)
+            self._asked = True
 
     def prompt(self, request: api.Request) -> Any:
         """As vLLM takes it."""
@@ -268,20 +276,19 @@ class Active:
 
     request: api.Request
     accepted_ns: int
+    check: Callable[[Any], None]  # its first output
     count: int = 0  # tokens
     prompt_tokens: int = -1
     admitted_ns: int = -1
-    flat_logprobs: str | None = None  # the choice that its log probabilities must show
 
     def events(self, output: RequestOutput) -> list[api.Event]:
         """One more output of vLLM as events. With its statistics on (option recorder), it tells when the
         request was scheduled and when the first token was there, but nothing of the other tokens."""
         (completion,) = output.outputs
         tokens = list(completion.token_ids)
+        if self.prompt_tokens < 0:
+            self.check(completion)
         self.prompt_tokens = len(output.prompt_token_ids or ())
-        if self.flat_logprobs is not None:
-            flat_logprobs.check_in_force(self.flat_logprobs, completion.logprobs)
-            self.flat_logprobs = None
         stamps = []
         if output.metrics is not None:
             self.admitted_ns = _ns(output.metrics.scheduled_ts)

@@ -10,6 +10,7 @@ from overlap_bench.engines.api import BadSetting, Engine, EngineOptions
 from overlap_bench.engines.vllm import BIND, PLANT, SPEC, paced
 from overlap_bench.engines.vllm import toggles as changes
 from overlap_bench.engines.vllm.cores import compute_on_one_core
+from overlap_bench.engines.vllm.fits import TRIED
 
 
 def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
@@ -44,11 +45,14 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
         os.environ.setdefault(name, value)
     if BIND not in os.environ and not options.pace:
         compute_on_one_core(in_process)
-    if in_process:
-        from overlap_bench.engines.vllm.in_process import InProcessEngine
+    try:
+        if in_process:
+            from overlap_bench.engines.vllm.in_process import InProcessEngine
 
-        return InProcessEngine(options, toggles)
+            return InProcessEngine(options, toggles)
 
-    from overlap_bench.engines.vllm.async_llm import AsyncLLMEngine
+        from overlap_bench.engines.vllm.async_llm import AsyncLLMEngine
 
-    return AsyncLLMEngine(options, toggles)
+        return AsyncLLMEngine(options, toggles)
+    except ImportError as error:
+        raise BadSetting(f"the vLLM of {sys.executable} does not fit, {TRIED} was tried: {error}") from error

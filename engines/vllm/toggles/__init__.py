@@ -7,8 +7,8 @@ rewriting of what a pull request describes, as no release at hand has it: `block
 request. What a pull request itself changes is measured by `--after patch=FILE` (../README.md).
 
 A toggle that an arm does not name leaves vLLM as it is installed. One that vLLM does not take is refused by
-name: before anything boots where vLLM lacks what it hangs on, and at the first request where the other side
-is not in force after all.
+name: before anything boots where vLLM lacks what it hangs on, or where what our own side was written after
+reads otherwise now; and at the first request or output where the other side is in force after all.
 """
 
 from __future__ import annotations
@@ -91,6 +91,11 @@ def check(settings: Settings, *, prefix_cache: bool, recorder: bool) -> None:
             raise BadSetting(
                 f"{name} does not fit vLLM {fits.version()}, and was written for {fits.TRIED}: it has no "
                 f"{', no '.join(lacking)}"
+            )
+        if choice == change.toggle.rewritten and (changed := fits.other(change.like)):
+            raise BadSetting(
+                f"{name} does not fit vLLM {fits.version()}: it is our own rewriting, after the code of "
+                f"{fits.TRIED}, and here another one is {' and '.join(changed)}"
             )
 
 

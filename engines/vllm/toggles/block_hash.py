@@ -23,6 +23,7 @@ CHANGE = Change(
         source="vLLM --prefix-caching-hash-algo; pull requests 29163, 43789",
         optional=True,
     ),
+    needs=(("vllm.engine.arg_utils", "AsyncEngineArgs", ("prefix_caching_hash_algo",)),),
     packages={"xxhash": "xxhash"},
     arguments={each: {"prefix_caching_hash_algo": each} for each in CHOICES},
     shown=lambda scheduler: str(scheduler.cache_config.prefix_caching_hash_algo),

@@ -67,7 +67,9 @@ CHANGE = Change(
     needs=(
         ("vllm.v1.engine.core", "get_request_block_hasher", ("hash_block_size", "caching_hash_fn")),
         ("vllm.v1.request", "Request", ("num_tokens", "update_block_hashes")),
+        ("vllm.v1.request", "Request.__init__", ("block_hasher",)),
     ),
+    like={"vllm.v1.core.kv_cache_utils:get_request_block_hasher": "167549d7a130b359"},
     put={"full": put_full},
     shown=shown,
     needs_prefix_cache=True,

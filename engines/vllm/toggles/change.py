@@ -21,13 +21,16 @@ class Change:
 
     toggle: Toggle
     needs: Taken = ()  # of vLLM, for any choice but INSTALLED
+    # For our own side: functions of vLLM that it does the same as, "module:name", by their digest (fits.py).
+    like: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)  # by choice, one that vLLM does not bring
     variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     put: Mapping[str, Put] = field(default_factory=dict)
-    # The choice that is in force: asked in the process of vLLM's core, with its scheduler, once it serves; or
-    # in the one that its outputs are processed in, with None. None: it shows in each output.
+    # The choice that is in force: asked in the process of vLLM's core, with its scheduler, at its first
+    # request; or in the one that its outputs are processed in, with None, at the first output. None: it shows
+    # in each output.
     shown: Callable[[Any], str] | None = None
     in_core: bool = True
     needs_prefix_cache: bool = False  # without it both choices are the same

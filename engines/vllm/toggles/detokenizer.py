@@ -4,13 +4,19 @@ Before (`slow`), vLLM's detokenizer in Python, which it still has for tokenizers
 decodes the last few tokens twice and compares. After (`fast`), the tokenizers library's DecodeStream.
 
 Claim: vLLM 15137, noticeable at higher rates by its author's benchmark (6,000 requests to llama-1b). Both
-sides are vLLM's own; this decides which one it takes.
+sides are vLLM's own; this decides which one it takes, and sees which one a request got: a tokenizer that is
+no "fast" one has the slow one either way.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from overlap_bench.engines.api import Toggle
 from overlap_bench.engines.vllm.toggles.change import Change
+
+KINDS = {"SlowIncrementalDetokenizer": "slow", "FastIncrementalDetokenizer": "fast"}
+_made: set[str] = set()  # kinds of this process's requests
 
 
 def never(tokenizer: object) -> bool:
@@ -22,12 +28,25 @@ def put_slow() -> None:
     from vllm.v1.engine import detokenizer
 
     detokenizer.uses_fast_detokenizer = never
+    put_fast()
+
+
+def put_fast() -> None:
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+    make = IncrementalDetokenizer.from_new_request
+
+    def seen(*given: Any, **named: Any) -> Any:
+        made = make(*given, **named)
+        kind = type(made).__name__
+        _made.add(KINDS.get(kind, kind))
+        return made
+
+    IncrementalDetokenizer.from_new_request = staticmethod(seen)
 
 
 def shown(scheduler: None) -> str:
-    from vllm.v1.engine import detokenizer
-
-    return "slow" if detokenizer.uses_fast_detokenizer is never else "fast"
+    return " and ".join(sorted(_made)) or "none"
 
 
 CHANGE = Change(
@@ -41,10 +60,11 @@ CHANGE = Change(
     ),
     needs=(
         ("vllm.v1.engine.detokenizer", "uses_fast_detokenizer", ("tokenizer",)),
+        ("vllm.v1.engine.detokenizer", "IncrementalDetokenizer", ("from_new_request",)),
         ("vllm.v1.engine.detokenizer", "SlowIncrementalDetokenizer", ()),
         ("vllm.v1.engine.detokenizer", "FastIncrementalDetokenizer", ()),
     ),
-    put={"slow": put_slow},
+    put={"slow": put_slow, "fast": put_fast},
     shown=shown,
     in_core=False,
 )

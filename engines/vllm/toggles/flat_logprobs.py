@@ -10,6 +10,8 @@ SamplingParams; each request's first output shows which it is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from overlap_bench.engines.api import EngineError, Toggle
 from overlap_bench.engines.vllm.toggles.change import Change
 
@@ -47,10 +49,15 @@ FLAT = Change(
 CHANGES = (LOGPROBS, FLAT)
 
 
-def check_in_force(choice: str, logprobs: object) -> None:
-    """Raises EngineError where the log probabilities of an output are not of that choice."""
-    found = type(logprobs).__name__
-    if (found == "FlatLogprobs") != (choice == "on"):
+def check_in_force(settings: Mapping[str, str], logprobs: object) -> None:
+    """Raises EngineError where the log probabilities of an output are not as an arm that names them asks."""
+    asked, flat = settings.get("logprobs"), settings.get("flat_logprobs")
+    if asked is not None and (logprobs is None) != (asked == "none"):
         raise EngineError(
-            f"flat_logprobs={choice} is not in force: an output's log probabilities are a {found}"
+            f"logprobs={asked} is not in force: an output has {'none' if logprobs is None else 'some'}"
+        )
+    found = type(logprobs).__name__
+    if flat is not None and (found == "FlatLogprobs") != (flat == "on"):
+        raise EngineError(
+            f"flat_logprobs={flat} is not in force: an output's log probabilities are a {found}"
         )

@@ -72,6 +72,7 @@ CHANGE = Change(
         ("vllm.v1.kv_cache_interface", "FullAttentionSpec", ("block_size",)),
         ("vllm.v1.request", "Request", ("num_tokens",)),
     ),
+    like={f"{MANAGER}:KVCacheManager.allocate_slots": "01376c8a60247d7c"},
     put={"decode-path": put_decode_path},
     shown=shown,
 )

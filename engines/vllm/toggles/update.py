@@ -154,6 +154,7 @@ CHANGE = Change(
         ),
         ("vllm.v1.engine", "EngineCoreOutput", ("prefill_stats", "stop_reason", "trace_headers")),
     ),
+    like={f"{SCHEDULER}:Scheduler.update_from_output": "0297f7bed4413442"},
     put={"decode-path": put_decode_path},
     shown=shown,
 )

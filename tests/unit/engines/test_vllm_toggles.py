@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from overlap_bench.engines.api import BadSetting, EngineError
-from overlap_bench.engines.vllm import SPEC, toggles
-from overlap_bench.engines.vllm.toggles import CHANGES
+from overlap_bench.engines.vllm import SPEC, fits, toggles
+from overlap_bench.engines.vllm.toggles import CHANGES, detokenizer
 from overlap_bench.engines.vllm.toggles.block_hasher import full
 from overlap_bench.engines.vllm.toggles.block_map import Nested
 from overlap_bench.engines.vllm.toggles.change import INSTALLED, PUT
@@ -123,9 +123,73 @@ def test_a_side_that_is_not_in_force_ends_the_engine(vllm: None, monkeypatch: py
         with pytest.raises(EngineError, match=found):
             toggles.check_in_force(settings, scheduler)
         toggles.check_in_force(settings)  # not asked where outputs are processed
-    check_in_force("off", [{}])
-    with pytest.raises(EngineError, match="flat_logprobs=on is not in force"):
-        check_in_force("on", [{}])
+
+
+def test_an_output_shows_its_log_probabilities() -> None:
+    check_in_force({"logprobs": "0", "flat_logprobs": "off"}, [{}])
+    check_in_force({"logprobs": "none"}, None)
+    check_in_force({}, None)
+    for settings, logprobs, said in (
+        ({"logprobs": "0", "flat_logprobs": "on"}, [{}], "flat_logprobs=on is not in force: .* are a list"),
+        ({"logprobs": "0", "flat_logprobs": "off"}, None, "logprobs=0 is not in force: an output has none"),
+        ({"logprobs": "none"}, [{}], "logprobs=none is not in force: an output has some"),
+    ):
+        with pytest.raises(EngineError, match=said):
+            check_in_force(settings, logprobs)
+
+
+def test_a_detokenizer_is_in_force_where_a_request_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where it was asked for alone: some tokenizers have no fast one."""
+
+    class SlowIncrementalDetokenizer:
+        pass
+
+    class IncrementalDetokenizer:
+        @classmethod
+        def from_new_request(cls, tokenizer: object, request: object) -> object:
+            return SlowIncrementalDetokenizer()
+
+    module: Any = ModuleType("vllm.v1.engine.detokenizer")
+    module.IncrementalDetokenizer = IncrementalDetokenizer
+    for name in ("vllm", "vllm.v1", "vllm.v1.engine"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.detokenizer", module)
+    monkeypatch.setattr(sys.modules["vllm.v1.engine"], "detokenizer", module, raising=False)
+    monkeypatch.setattr(sys.modules["vllm"], "__version__", "0.32.0", raising=False)
+    monkeypatch.setattr(detokenizer, "_made", set())
+    change = BY_NAME["detokenizer"]
+    change.put["fast"]()
+    assert change.shown is not None
+    assert change.shown(None) == "none"
+    assert isinstance(IncrementalDetokenizer.from_new_request(None, None), SlowIncrementalDetokenizer)
+    with pytest.raises(EngineError, match="detokenizer=fast is not in force: .* runs with slow"):
+        toggles.check_in_force({"detokenizer": "fast"})
+
+
+def test_a_rewriting_is_refused_where_what_it_was_written_after_reads_otherwise(
+    vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fits, "missing", lambda taken: [])
+    like = {name: each for name, change in BY_NAME.items() for each in change.like}
+    assert like.keys() == {"block_hasher", "slots", "update"}
+    for name, where in like.items():
+        toggle = BY_NAME[name].toggle
+        with pytest.raises(BadSetting) as refusal:
+            toggles.check({name: toggle.rewritten}, prefix_cache=True, recorder=True)
+        assert str(refusal.value).startswith(f"{name}={toggle.rewritten} does not fit vLLM 0.11.0: ")
+        assert str(refusal.value).endswith(f"here another one is {where}")
+        toggles.check({name: INSTALLED}, prefix_cache=True, recorder=True)
+    here = f"{full.__module__}:full"
+    assert fits.other({here: "0" * 16}) == [here]
+    assert fits.other({here: fits._digest(full.__module__, "full"), "gone:name": "1"}) == ["gone:name"]
+
+
+def test_a_vllm_that_no_arm_fits_is_told_what_it_lacks(vllm: None) -> None:
+    with pytest.raises(BadSetting) as refusal:
+        fits.check()
+    said = str(refusal.value)
+    assert said.startswith("vLLM 0.11.0 does not fit, 0.32.0 was tried: it has no vllm.engine.arg_utils.")
+    assert all(f"{module}.{name}" in said for module, name, _ in fits.TAKEN)
 
 
 # -- our own sides ------------------------------------------------------------------------------------------
