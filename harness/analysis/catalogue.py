@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from overlap_bench.engines import api
 from overlap_bench.harness.analysis.experiment_result import Change, ClaimResult
 from overlap_bench.harness.analysis.result import Comparison, MetricRow, Result
 from overlap_bench.harness.metrics.definitions import SLICED
@@ -104,16 +105,24 @@ def of_run(variants: Mapping[str, Variant], result: Result, machine: str, found_
 
 def measured(variant: Variant, metric: str, row: MetricRow, device: str, **more: object) -> Entry:
     """A claim with its row of a comparison; `more`: further fields."""
+    said = _of_whom(variant, row.verdict or DESCRIPTIVE)
     return msgspec.structs.replace(
         of_variant(variant),
         metric=metric,
         change=row.change,
         ci_low=row.ci_low,
         ci_high=row.ci_high,
-        verdict=row.verdict or DESCRIPTIVE,
+        verdict=said,
         device=device,
         **more,
     )
+
+
+def _of_whom(variant: Variant, verdict: str) -> str:
+    """The verdict; where a side of the variant is our own rewriting of its source, it says so."""
+    spec = api.find_engines().get(variant.engine)
+    ours = spec is not None and any(each.rewritten for each in spec.toggles if each.name in variant.changes)
+    return f"{verdict}; our rewriting, none on the source's own code" if ours else verdict
 
 
 def of_claim(variant: Variant, claim: ClaimResult, device: str, **more: object) -> Entry | None:
@@ -123,7 +132,7 @@ def of_claim(variant: Variant, claim: ClaimResult, device: str, **more: object) 
     change = claim.measured
     row = MetricRow(unit="", better="", change=change.value, ci_low=change.low, ci_high=change.high)
     entry = measured(variant, claim.metric, row, device, says=claim.says, reported=claim.reported, **more)
-    return msgspec.structs.replace(entry, verdict=claim.finding or DESCRIPTIVE)
+    return msgspec.structs.replace(entry, verdict=_of_whom(variant, claim.finding or DESCRIPTIVE))
 
 
 def step_ms(metrics: Mapping[str, MetricRow]) -> float | None:

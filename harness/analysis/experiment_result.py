@@ -337,12 +337,12 @@ def _claim(claim: Claim, run: Finished, first: bool = False) -> ClaimResult:
         metric=claim.change or f"{claim.share} / {claim.of}",
         reported=claim.reported,
         measured=measured,
-        finding=_finding(claim.reported, measured),
+        finding=finding(claim.reported, measured),
         detectable=detectable,
     )
 
 
-def _finding(reported: float | None, cell: Number) -> str:
+def finding(reported: float | None, cell: Number) -> str:
     """How a reported number compares with a measured interval."""
     if reported is None or isinstance(cell, NotMeasured | Delta):
         return ""

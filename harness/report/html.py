@@ -28,7 +28,7 @@ from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.report import figures, findings, formats, sensitivity_tables, tables
 from overlap_bench.harness.report.figures import style
 from overlap_bench.harness.report.figures.page import inline_svg
-from overlap_bench.harness.report.page import Table, markdown_page, markdown_table
+from overlap_bench.harness.report.page import Page, Table, markdown_page, markdown_table
 from overlap_bench.harness.store.files import WriteFailed, write_text
 from overlap_bench.harness.store.manifest import NOT_RECORDED, Imported
 from overlap_bench.harness.workload.arrivals import ARRIVALS
@@ -111,11 +111,16 @@ def sensitivity_page(found: Sensitivity) -> str:
     """The page of a sensitivity: what it says first, its figure and its tables."""
     draw: Draw = partial(figures.sensitivity, found)
     picture = _picture("What delays cost", draw, leads=False) if found.phases else Picture("")
+    return page_of_tables(found.run, sensitivity_tables.page(found), picture, CAPTION)
+
+
+def page_of_tables(title: str, page: Page, picture: Picture = Picture(""), caption: str = "") -> str:
+    """A page for a browser, with its picture where it has one."""
     return _template("page.html.jinja").render(
-        run=found.run,
-        page=sensitivity_tables.page(found),
+        title=title,
+        page=page,
         tone="open",
-        caption=CAPTION,
+        caption=caption,
         wide=picture.wide,
         narrow=picture.narrow,
     )

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from overlap_bench.engines.api import BadSetting, EngineError
-from overlap_bench.engines.vllm import SPEC, fits, toggles
+from overlap_bench.engines.api import BadSetting, EngineError, EngineOptions
+from overlap_bench.engines.vllm import SPEC, engine, fits, toggles
 from overlap_bench.engines.vllm.toggles import CHANGES, detokenizer
 from overlap_bench.engines.vllm.toggles.block_hasher import full
 from overlap_bench.engines.vllm.toggles.block_map import Nested
@@ -162,7 +162,7 @@ def test_a_detokenizer_is_in_force_where_a_request_has_it(monkeypatch: pytest.Mo
     assert change.shown is not None
     assert change.shown(None) == "none"
     assert isinstance(IncrementalDetokenizer.from_new_request(None, None), SlowIncrementalDetokenizer)
-    with pytest.raises(EngineError, match="detokenizer=fast is not in force: .* runs with slow"):
+    with pytest.raises(EngineError, match=r"detokenizer=fast is not in force: .* runs with slow"):
         toggles.check_in_force({"detokenizer": "fast"})
 
 
@@ -190,6 +190,19 @@ def test_a_vllm_that_no_arm_fits_is_told_what_it_lacks(vllm: None) -> None:
     said = str(refusal.value)
     assert said.startswith("vLLM 0.11.0 does not fit, 0.32.0 was tried: it has no vllm.engine.arg_utils.")
     assert all(f"{module}.{name}" in said for module, name, _ in fits.TAKEN)
+
+
+def test_a_name_that_ends_our_own_imports_is_told_too(
+    environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "find_spec", lambda name: object())
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "overlap_bench.engines.vllm.in_process", None)
+    with pytest.raises(BadSetting, match=r"the vLLM of .* does not fit, 0.32.0 was tried: .*in_process"):
+        engine.build(
+            EngineOptions(pace="10ms"),
+            {"multiprocessing": "off", "enforce_eager": "off", "chunked_prefill": "on"},
+        )
 
 
 # -- our own sides ------------------------------------------------------------------------------------------

@@ -52,6 +52,15 @@ def test_a_run_of_a_variant_stands_beside_its_claim(tmp_path: Path) -> None:
     assert (entry.device, entry.machine, entry.found_in) == ("emulated", "a cpu", "deep/mine")
 
 
+def test_what_is_found_of_our_own_rewriting_is_no_verdict_on_the_source(tmp_path: Path) -> None:
+    finished(tmp_path / "mine", planned("vllm-update"))
+    (entry,) = measured(tmp_path)
+    assert (entry.claim, entry.verdict) == (
+        "vllm-update",
+        "faster; our rewriting, none on the source's own code",
+    )
+
+
 def test_every_claim_is_there_whether_or_not_anything_is_measured_and_those_without_a_variant_come_last(
     tmp_path: Path,
 ) -> None:

@@ -1,0 +1,256 @@
+"""What was measured of vLLM's argued changes, and the answers that it gives: what a change does to its own
+phase, what a step feels of it, where that starts to matter, whether it depends on the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from overlap_bench.engines.vllm import SPEC
+from overlap_bench.harness.analysis import sensitivity
+from overlap_bench.harness.analysis.foretold import felt
+from overlap_bench.harness.analysis.sensitivity import Phase, Sensitivity
+from overlap_bench.harness.common.formatting import percent
+from overlap_bench.harness.plan.variants import Variant, load_variants
+
+PACE = "llama3-8b-h100*{at}"
+BATCHES = (1, 16, 64, 256)
+MODES = ("off", "on")  # async scheduling
+HERE = "k"  # this host's slowness beside the card's own
+HOSTS = ("k/2", HERE, "2k")  # what the device's times are stretched by
+BETWEEN = 64  # the batch at which other hosts, and whole runs with async scheduling, are tried
+MATTERS = 0.01  # of a step: the harness's own margin
+LEFT_OUT = ("vllm-compiled", "vllm-chunked-prefill")  # a pace decides both
+NOTHING = "–"
+Cells = Mapping[str, Mapping[str, Any]]  # by name, as vllm_toggles keeps them
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A change, as a fraction, with its 95% interval. `before` and `after`: us of a phase, ms of a step; None
+    where it is foretold."""
+
+    change: float
+    ci_low: float | None = None
+    ci_high: float | None = None
+    before: float | None = None
+    after: float | None = None
+    verdict: str | None = None
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        return None if self.ci_low is None or self.ci_high is None else (self.ci_low, self.ci_high)
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of a change at a batch, without async scheduling or with it, on a host: of its own phase,
+    and of a step, foretold by that and run whole."""
+
+    batch: int
+    mode: str
+    at: str = HERE
+    phase: Row | None = None
+    foretold: Row | None = None
+    whole: Row | None = None
+    outputs: tuple[int, int] | None = None  # identical, of so many
+    failed: int | None = None  # what bench ended with
+
+    @property
+    def step(self) -> Row | None:
+        return self.whole or self.foretold
+
+    @property
+    def overlaps(self) -> bool | None:
+        """Whether what was foretold and what was run whole do; None where one of them is not there."""
+        one, other = (each and each.ends for each in (self.foretold, self.whole))
+        return None if one is None or other is None else one[0] <= other[1] and other[0] <= one[1]
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A change. `rewritten`: the side that is our own rewriting; then there is no verdict on its source."""
+
+    name: str
+    title: str
+    source: str
+    says: str
+    phase: str = ""
+    rewritten: str = ""
+    cells: list[Cell] = []
+
+    def of(self, mode: str, at: str = HERE) -> list[Cell]:
+        return [each for each in self.cells if (each.mode, each.at) == (mode, at)]
+
+    def changes_a_step(self, mode: str) -> bool:
+        return any(matters(each.step) for each in self.of(mode) if each.step is not None)
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """The file that all pages are made of."""
+
+    date: str
+    commit: str
+    machine: str
+    pace: str
+    changes: list[Judged]
+
+    @property
+    def cells(self) -> list[tuple[Judged, Cell]]:
+        return [(each, cell) for each in self.changes for cell in each.cells]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# From cells to a judgement
+
+
+def variants() -> dict[str, Variant]:
+    return {
+        name: each for name, each in load_variants().items() if each.engine == "vllm" and name not in LEFT_OUT
+    }
+
+
+def modes(variant: Variant) -> tuple[str, ...]:
+    """What a change is judged beside: async scheduling itself has both in its arms."""
+    return MODES[:1] if "async_scheduling" in variant.changes else MODES
+
+
+def cell_name(what: str, batch: int, mode: str, at: str = HERE) -> str:
+    return f"{what} {batch} {mode}" + (f" {at}" if at != HERE else "")
+
+
+def run_folder(folder: Path, cell: str) -> Path:
+    """Where the runs of a cell are kept."""
+    return folder / "runs" / cell.replace(" ", "-").replace("/", "_")
+
+
+def slope(folder: Path, batch: int, mode: str, at: str) -> Sensitivity | None:
+    """What a microsecond in each phase costs a step there, by the latest run; None where none is kept."""
+    found = sorted(
+        run_folder(folder, cell_name("slope", batch, mode, at)).glob(f"*/{sensitivity.FILE}"),
+        key=lambda each: each.stat().st_mtime_ns,
+    )
+    return sensitivity.read(found[-1].parent) if found else None
+
+
+def judged(cells: Cells, folder: Path) -> list[Judged]:
+    """Every change. `folder`: where the runs of slopes are kept."""
+    every = [*product(BATCHES, MODES, [HERE]), *product([BETWEEN], MODES, [at for at in HOSTS if at != HERE])]
+    slopes = {place: slope(folder, *place) for place in every}
+    return [
+        Judged(
+            name=name,
+            title=each.title,
+            source=each.source,
+            says=each.claim,
+            phase=each.phase,
+            rewritten=", ".join(filter(None, (SPEC.toggle(one).rewritten for one in each.changes))),
+            cells=[
+                _cell(cells, slopes[place], name, each.phase, *place)
+                for place in every
+                if place[1] in modes(each)
+            ],
+        )
+        for name, each in variants().items()
+    ]
+
+
+def _cell(
+    cells: Cells, found: Sensitivity | None, name: str, phase: str, batch: int, mode: str, at: str
+) -> Cell:
+    """How long its phase takes is the host's own: where a change was not run, its phase is that of the run
+    without async scheduling at this host's k."""
+    run = cells.get(cell_name(name, batch, mode, at), {})
+    near = run if "phase" in run else cells.get(cell_name(name, batch, "off"), {})
+    own = _row(near.get("phase"))
+    phases = [] if found is None or own is None else [each for each in found.phases if each.phase == phase]
+    outputs = run.get("outputs")
+    return Cell(
+        batch=batch,
+        mode=mode,
+        at=at,
+        phase=own,
+        foretold=foretold(own, phases[0], found.step_us) if phases and found and own else None,
+        whole=_row(run.get("step")),
+        outputs=None if outputs is None else (outputs["identical"], outputs["compared"]),
+        failed=run.get("failed"),
+    )
+
+
+def _row(found: Mapping[str, Any] | None) -> Row | None:
+    return None if found is None or found["change"] is None else msgspec.convert(found, Row)
+
+
+def foretold(own: Row, phase: Phase, step_us: float) -> Row:
+    """What a step feels of a change of this phase, as a share of it: nothing, where the phase is hidden. Its
+    interval: from corner to corner of both intervals, the change's and the slope's."""
+    before = own.before or 0.0
+
+    def share(change: float, slope: float) -> float:
+        return felt(msgspec.structs.replace(phase, slope=slope), before * change) / step_us
+
+    corners = [share(*each) for each in product(own.ends or (), (phase.slope_low, phase.slope_high))]
+    return Row(
+        change=share(own.change, phase.slope),
+        ci_low=min(corners, default=None),
+        ci_high=max(corners, default=None),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The answers
+
+
+def matters(row: Row) -> bool | None:
+    """Whether a step changes by 1% or more: no, where its whole interval is within; None: that is open."""
+    low, high = row.ends or (-math.inf, math.inf)
+    if low > -MATTERS and high < MATTERS:
+        return False
+    return True if high <= -MATTERS or low >= MATTERS else None
+
+
+def starts(each: Judged, mode: str) -> str:
+    """Where a change starts to matter, among the batches that were tried."""
+    said = {cell.batch: matters(cell.step) for cell in each.of(mode) if cell.step is not None}
+    if not said:
+        return NOTHING
+    there, unsettled = ([batch for batch in said if said[batch] is what] for what in (True, None))
+    if not there:
+        return f"not settled at {listed(unsettled)}" if unsettled else f"nowhere up to {max(said)}"
+    if there == [*said][-len(there) :] and there[0] != min(said):
+        return f"from {there[0]} on"
+    return f"at {listed(there)}"
+
+
+def depends_on_host(each: Judged, mode: str) -> str:
+    """Whether that is another answer where the device takes half as long, and twice as long."""
+    steps = [cell.step for at in HOSTS for cell in each.of(mode, at) if cell.batch == BETWEEN]
+    known = [step for step in steps if step is not None]
+    if len(known) < len(HOSTS):
+        return NOTHING
+    said = [matters(step) for step in known]
+    word = "not settled" if None in said else "no" if len({*said}) == 1 else "yes"
+    return f"{word}: {', '.join(percent(step.change) for step in known)}"
+
+
+def agreement(found: Judgement) -> tuple[int, int]:
+    """In how many cells the foretold interval and that of the whole run overlap, of those that have both."""
+    known = [cell.overlaps for _, cell in found.cells if cell.overlaps is not None]
+    return sum(known), len(known)
+
+
+def listed(numbers: Sequence[int]) -> str:
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def failures(found: Judgement) -> Iterator[str]:
+    for each, cell in found.cells:
+        if cell.failed is not None:
+            yield f"{each.name}, {where(cell)}: not measured, bench ended with {cell.failed}"
+
+
+def where(cell: Cell) -> str:
+    return f"batch {cell.batch}, async {cell.mode}" + (f", {cell.at}" if cell.at != HERE else "")

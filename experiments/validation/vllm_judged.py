@@ -1,0 +1,275 @@
+"""vLLM's argued changes, judged: a page for people who decide what to merge, of what vllm_toggles measured.
+
+    python -m experiments.validation.vllm_judged [FOLDER]
+
+FOLDER is that of vllm_toggles: what it holds becomes results/reference/vllm_toggles.json. All else is made of
+that file, with FOLDER or without: the page in results/reference/proofs, as markdown and for a browser; the
+changes' rows among the claims (harness/analysis/claims.json and results/reference/claims.md). README's
+sentence is printed. Notebook 06 reads the same file: execute it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from experiments.common import judgement
+from experiments.common.command_line import ROOT, parser
+from experiments.common.judgement import (
+    BATCHES,
+    BETWEEN,
+    HERE,
+    MATTERS,
+    MODES,
+    NOTHING,
+    PACE,
+    Cell,
+    Judged,
+    Judgement,
+    Row,
+)
+from experiments.common.record import FOLDER
+from overlap_bench.harness.analysis import catalogue
+from overlap_bench.harness.analysis.catalogue import Entry
+from overlap_bench.harness.analysis.experiment_result import Change, finding
+from overlap_bench.harness.analysis.result import MetricRow
+from overlap_bench.harness.analysis.words import interval
+from overlap_bench.harness.common.formatting import percent
+from overlap_bench.harness.common.machine import code, fingerprint
+from overlap_bench.harness.metrics.definitions import SLICED, phase_in_turns
+from overlap_bench.harness.report import catalogue_tables, html
+from overlap_bench.harness.report.page import Page, Table, markdown_page, tabulated
+from overlap_bench.harness.studies.catalogue import SHIPPED, catalogue_of
+
+SOURCE = FOLDER / "vllm_toggles.json"
+PAGE = "proofs/vllm_toggles.md"  # below results/reference
+CLAIMS = ROOT / "harness" / "analysis" / SHIPPED
+TITLE = "vLLM's argued changes, judged"
+NOTE = (
+    "Change = after/before − 1: negative is shorter. Its own phase: whether it does what it says, in turns, "
+    "without async scheduling. A step: without async scheduling / with it; in parentheses what is foretold "
+    "by the phase's change and by what a microsecond in that phase costs a step, else what was run whole. "
+    f"Starts to matter: where its whole interval is beyond {MATTERS:.0%} of a step; nowhere: all are within. "
+    f"Depends on the host: whether that changes at batch {BETWEEN} where the device takes half as long, as "
+    "long as here, and twice as long. Our rewriting: one side is what we wrote after the source's "
+    "description, so there is no verdict on the pull request itself."
+)
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A number that a source measured."""
+
+    change: str
+    batch: int
+    of: str  # "phase" or "whole"
+    reported: float
+    says: str
+
+
+KNOWN = (
+    Known("vllm-update", 1, "phase", 0, "46112: no help at 16 and below"),
+    Known("vllm-update", 16, "phase", 0, "46112: no help at 16 and below"),
+    Known("vllm-update", 256, "phase", 0.254 / 0.287 - 1, "46112: .287 -> .254 ms at 256"),
+    Known("vllm-flat-logprobs", 256, "whole", 0, "57442: no help at 512, 3,917 against 3,922 tokens/s"),
+    Known("vllm-slots", 64, "phase", 0.04 / 0.2 - 1, "42131: .2 -> .04 ms, by more than this part of it"),
+)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The page
+
+
+def page(found: Judgement) -> Page:
+    done = [each for each in found.changes if any(cell.step is not None for cell in each.cells)]
+    without, with_it = (sum(each.changes_a_step(mode) for each in done) for mode in MODES)
+    return Page(
+        f"{len(done)} of {len(found.changes)} argued changes to vLLM's host code judged at an H100's pace: "
+        f"{without} change a decode step by {MATTERS:.0%} or more at some batch, {with_it} with async "
+        "scheduling.",
+        tuple(_lines(found)),
+        (_changes(found), *_known_answers(found), *_every_cell(found)),
+        [*judgement.failures(found)],
+        [f"{found.date}, `python -m experiments.validation.vllm_judged FOLDER`, commit {found.commit}."],
+    )
+
+
+def _lines(found: Judgement) -> Iterator[str]:
+    yield (
+        f"The host code is vLLM's own, on {found.machine}. The device is a clock, {found.pace}: an H100's "
+        "times, stretched by this host's slowness k."
+    )
+    agree, both = judgement.agreement(found)
+    if both:
+        yield f"What was foretold and what was run whole overlap in {agree} of {both} cells."
+    outputs = [cell.outputs for _, cell in found.cells if cell.outputs is not None]
+    if outputs:
+        same, compared = (sum(each) for each in zip(*outputs, strict=True))
+        yield f"Outputs: {same:,} of {compared:,} identical in both arms."
+
+
+def _changes(found: Judgement) -> Table:
+    steps: dict[str, Callable[[Judged], str]] = {
+        f"a step at {batch}": lambda each, batch=batch: _step(each, batch) for batch in BATCHES
+    }
+    columns: dict[str, Callable[[Judged], str]] = {
+        "change": lambda each: each.name + (" (our rewriting)" if each.rewritten else ""),
+        "the source says": lambda each: f"{each.source}: {each.says}",
+        "its own phase": _own_phase,
+        **steps,
+        "starts to matter": lambda each: _in_both_modes(each, judgement.starts),
+        "depends on the host": lambda each: _in_both_modes(each, judgement.depends_on_host),
+    }
+    return tabulated("Change by change", found.changes, columns, NOTE, tuple(steps))
+
+
+def _own_phase(each: Judged) -> str:
+    """Whether it does what it says, at the largest batch that was tried."""
+    if not each.phase:
+        return "no single one"
+    rows = [(cell.batch, cell.phase) for cell in each.of("off") if cell.phase is not None]
+    if not rows:
+        return f"{each.phase}: {NOTHING}"
+    batch, row = rows[-1]
+    return f"{each.phase} at {batch}: {_said(row)}" + (f", {row.verdict}" if row.verdict else "")
+
+
+def _step(each: Judged, batch: int) -> str:
+    said = []
+    for mode in MODES:
+        cell = next((one for one in each.of(mode) if one.batch == batch and one.step is not None), None)
+        shown = "" if cell is None or cell.step is None else percent(cell.step.change)
+        said.append(NOTHING if cell is None else shown if cell.whole is not None else f"({shown})")
+    return NOTHING if {*said} == {NOTHING} else " / ".join(said)
+
+
+def _in_both_modes(each: Judged, say: Callable[[Judged, str], str]) -> str:
+    without, with_it = (say(each, mode) for mode in MODES)
+    return without if with_it == NOTHING else f"{without}; async: {with_it}"
+
+
+def _said(row: Row | None) -> str:
+    return "" if row is None else f"{percent(row.change)} {interval(row)}".rstrip()
+
+
+def _known_answers(found: Judgement) -> Iterator[Table]:
+    """What sources measured themselves, beside what it is here."""
+    by_name = {each.name: each for each in found.changes}
+    rows = []
+    for known in KNOWN:
+        cell = next((one for one in by_name[known.change].of("off") if one.batch == known.batch), None)
+        row: Row | None = getattr(cell, known.of, None)
+        if row is not None and row.ends is not None:
+            low, high = row.ends
+            says = finding(known.reported, Change(value=row.change, low=low, high=high))
+            what = f"{known.change}, {'its phase' if known.of == 'phase' else 'a step'} at {known.batch}"
+            rows.append((what, known.says, percent(known.reported), _said(row), says))
+    if rows:
+        columns = ("change", "the source says", "that is", "here", "finding")
+        yield Table("Known answers", columns, tuple(rows), "", ("that is", "here"))
+
+
+def _every_cell(found: Judgement) -> Iterator[Table]:
+    rows = [(each, cell) for each, cell in found.cells if cell.step is not None]
+    columns: dict[str, Callable[[tuple[Judged, Cell]], str]] = {
+        "change": lambda row: row[0].name,
+        "where": lambda row: judgement.where(row[1]),
+        "its own phase": lambda row: _said(row[1].phase),
+        "foretold": lambda row: _said(row[1].foretold),
+        "run whole": lambda row: _said(row[1].whole),
+        "overlap": lambda row: {True: "yes", False: "no", None: ""}[row[1].overlaps],
+    }
+    if rows:
+        yield tabulated("Cell by cell", rows, columns, "", ("its own phase", "foretold", "run whole"))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What else is made of it
+
+
+def readme(found: Judgement) -> str:
+    """README's sentences."""
+    whole = [(each.name, cell.batch, cell.whole) for each, cell in found.cells if cell.at == HERE]
+    most = min(
+        ((row.change, name, batch) for name, batch, row in whole if row is not None),
+        default=None,
+    )
+    more = "" if most is None else f" The most: `{most[1]}`, {percent(most[0])} at batch {most[2]}."
+    return f"{page(found).conclusion}{more} [Change by change](results/reference/{PAGE})."
+
+
+def entries(found: Judgement) -> Iterator[Entry]:
+    """Of each change its own phase at the largest batch, and the step run whole at BETWEEN or the largest."""
+    known = judgement.variants()
+    for each in found.changes:
+        own = [(phase_in_turns(each.phase), cell, cell.phase) for cell in each.of("off")]
+        whole = [(SLICED, cell, cell.whole) for cell in each.of("off")]
+        whole.sort(key=lambda row: row[1].batch == BETWEEN)
+        for rows in (own, whole):
+            there = [(metric, cell, row) for metric, cell, row in rows if row is not None]
+            for metric, cell, row in there[-1:]:
+                yield catalogue.measured(
+                    known[each.name],
+                    metric,
+                    MetricRow(unit="", better="", **msgspec.to_builtins(row)),
+                    f"paced: {found.pace}",
+                    machine=found.machine,
+                    batch=float(cell.batch),
+                    step_ms=None if cell.whole is None else cell.whole.before,
+                    found_in=PAGE,
+                )
+
+
+def claims(found: Judgement, shipped: str) -> str:
+    """The file of claims, with these changes' rows in place of those that it had."""
+    content = json.loads(shipped)
+    others = [each for each in content["entries"] if each["found_in"] != PAGE]
+    content["entries"] = [*others, *map(msgspec.to_builtins, entries(found))]
+    return json.dumps(content, indent=0) + "\n"
+
+
+def for_browsers(found: Judgement) -> str:
+    return html.page_of_tables(TITLE, page(found))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The files
+
+
+def of_folder(folder: Path) -> Judgement:
+    """What a folder of vllm_toggles shows."""
+    kept = folder / "cells.json"
+    return Judgement(
+        date=time.strftime("%Y-%m-%d"),
+        commit=code(besides=("experiments",)).commit[:10],
+        machine=fingerprint().cpu,
+        pace=PACE.format(at=HERE),
+        changes=judgement.judged(json.loads(kept.read_text()) if kept.exists() else {}, folder),
+    )
+
+
+def read() -> Judgement:
+    return msgspec.json.decode(SOURCE.read_bytes(), type=Judgement)
+
+
+def main() -> None:
+    asked = parser(__file__, __doc__)
+    asked.add_argument(
+        "folder", metavar="FOLDER", type=Path, nargs="?", help="where vllm_toggles keeps cells"
+    )
+    folder: Path | None = asked.parse_args().folder
+    if folder is not None:
+        SOURCE.write_bytes(msgspec.json.format(msgspec.json.encode(of_folder(folder)), indent=1) + b"\n")
+    found, place = read(), FOLDER / PAGE
+    place.write_text(markdown_page(page(found)))
+    place.with_suffix(".html").write_text(for_browsers(found))
+    CLAIMS.write_text(claims(found, CLAIMS.read_text()))
+    (FOLDER / "claims.md").write_text(catalogue_tables.to_markdown(catalogue_of(None)))
+    print(readme(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""vLLM's argued changes, judged: from the cells that were measured to the page, the claims and README."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from experiments.common import judgement
+from experiments.common.judgement import Cell, Judged, Judgement, Row, cell_name
+from experiments.validation import vllm_judged, vllm_toggles
+from overlap_bench.harness.analysis.catalogue import Catalogue
+from overlap_bench.harness.analysis.sensitivity import FILE, Phase, Sensitivity
+from overlap_bench.harness.metrics.definitions import SLICED, phase_in_turns
+from overlap_bench.harness.report.page import markdown_page
+from tests.support.places import REFERENCE, ROOT
+
+Found = dict[str, dict[str, Any]]
+
+
+def row(change: float, half: float = 0.001, **more: Any) -> dict[str, Any]:
+    ends = {"ci_low": change - half, "ci_high": change + half}
+    return {"before": 1000.0, "after": 1000 * (1 + change), "change": change, **ends, "verdict": None, **more}
+
+
+def run(phase: float | None, step: float | None, half: float = 0.001) -> dict[str, Any]:
+    """What vllm_toggles keeps of a variant's run, its phase of 1,000 us."""
+    rows = {"phase": phase, "step": step}
+    found = {name: row(change, half) for name, change in rows.items() if change is not None}
+    return {**found, "outputs": {"compared": 8, "identical": 8, "near_ties": 0}}
+
+
+def sensitivity_at(folder: Path, cell: str, step_us: float, slack: float) -> None:
+    """A slope of 1 in `append`, beyond that slack; an earlier run of it says something else."""
+    for name, us in (("1-early", 1.0), ("2-late", step_us)):
+        found = Sensitivity(
+            schema_version=1, run=name, engine="vllm", device="paced", model="m", toggles={}, batch=64,
+            step_us=us, trials=6, phases=[Phase(
+                phase="append", us=1000, slope=1, slope_low=0.9, slope_high=1.1, slack_us=slack,
+                slack_low=slack, slack_high=slack, gain_most=0 if slack else 1000, points=[(100, 100)],
+            )],
+        )  # fmt: skip
+        where = judgement.run_folder(folder, cell) / name
+        where.mkdir(parents=True)
+        (where / FILE).write_bytes(msgspec.json.encode(found))
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Judgement:
+    """vllm-update shortens its phase of 1,000 us by 20% at 64: 2% of a step of 10 ms, 4% of 5, .4% of 50."""
+    for at, step_us in (("k/2", 5_000), ("k", 10_000), ("2k", 50_000)):
+        sensitivity_at(tmp_path, cell_name("slope", 64, "off", at), step_us, 0)
+        sensitivity_at(tmp_path, cell_name("slope", 64, "on", at), step_us, 4_000)
+    sensitivity_at(tmp_path, "slope 1 off", 10_000, 0)
+    cells: Found = {
+        "slope 64 off": {"step_us": 10_000, "phases": {"append": [1000, 1, 0.9, 1.1]}},
+        "vllm-update 1 off": run(0.0, None),
+        "vllm-update 64 off": run(-0.2, -0.021),
+        "vllm-update 256 off": run(-0.3, -0.05),
+        "vllm-update 64 on": run(-0.2, -0.0001, half=0.00005),
+        "vllm-async-scheduling 64 off": run(None, -0.25),
+        "vllm-heap 64 off": {"failed": 4},
+        "vllm-flat-logprobs 256 off": run(0.001, 0.0004),
+    }
+    return Judgement(
+        date="2026-11-29", commit="abc", machine="a cpu", pace="a-pace*k",
+        changes=judgement.judged(cells, tmp_path),
+    )  # fmt: skip
+
+
+def of(found: Judgement, name: str) -> dict[str, str]:
+    """The row of a change on the page."""
+    table = vllm_judged.page(found).tables[0]
+    rows = [dict(zip(table.columns, each, strict=True)) for each in table.rows]
+    (mine,) = [each for each in rows if each["change"].split()[0] == name]
+    return mine
+
+
+def test_a_change_has_one_row_that_says_what_who_merges_asks(found: Judgement) -> None:
+    mine = of(found, "vllm-update")
+    assert mine["change"] == "vllm-update (our rewriting)"
+    assert mine["the source says"].startswith("vLLM pull request 46112: .142 -> .129 ms at batch 128")
+    assert mine["its own phase"] == "append at 256: −30.0% [−30.1%, −29.9%]"
+    assert mine["a step at 1"] == "(+0.00%) / –"
+    assert mine["a step at 16"] == "–"
+    assert mine["a step at 64"] == "−2.1% / −0.01%"
+    assert mine["a step at 256"] == "−5.0% / –"
+    assert mine["starts to matter"] == "from 64 on; async: nowhere up to 64"
+    assert mine["depends on the host"] == "yes: −4.0%, −2.1%, −0.40%; async: no: +0.00%, −0.01%, +0.00%"
+    other = of(found, "vllm-async-scheduling")
+    assert other["its own phase"] == "no single one"
+    assert (other["a step at 64"], other["starts to matter"]) == ("−25.0% / –", "at 64")
+    assert of(found, "vllm-remove-all")["its own phase"] == "append: –"
+
+
+def test_the_page_says_how_many_matter_and_whether_it_foretold_them(found: Judgement) -> None:
+    page = vllm_judged.page(found)
+    assert page.conclusion.startswith("3 of 17 argued changes to vLLM's host code judged at an H100's pace: ")
+    assert "2 change a decode step by 1% or more at some batch, 0 with async scheduling." in page.conclusion
+    assert "overlap in 1 of 2 cells" in page.lines[1]  # with async nothing is foretold, and −0.01% was seen
+    assert page.lines[2] == "Outputs: 48 of 48 identical in both arms."
+    assert page.warnings == ["vllm-heap, batch 64, async off: not measured, bench ended with 4"]
+    known = {each[0]: each[-1] for each in page.tables[1].rows}
+    assert known == {
+        "vllm-update, its phase at 1": "the interval holds it, and no change",
+        "vllm-update, its phase at 256": "more here",
+        "vllm-flat-logprobs, a step at 256": "the interval holds it, and no change",
+    }
+    assert vllm_judged.readme(found).endswith(
+        "The most: `vllm-async-scheduling`, −25.0% at batch 64. "
+        "[Change by change](results/reference/proofs/vllm_toggles.md)."
+    )
+    browser = vllm_judged.for_browsers(found)
+    assert "<h2>Change by change</h2>" in browser
+    assert "−2.1% / −0.01%" in browser
+
+
+def test_what_is_hidden_is_not_felt_however_large_its_slope_is_beyond_the_slack(found: Judgement) -> None:
+    (update,) = [each for each in found.changes if each.name == "vllm-update"]
+    off, on = (each for mode in ("off", "on") for each in update.of(mode) if each.batch == 64)
+    assert off.foretold is not None
+    assert off.foretold.change == pytest.approx(-0.02)
+    assert off.foretold.ends == pytest.approx((-0.201 * 1.1 / 10, -0.199 * 0.9 / 10))
+    assert on.foretold == Row(change=0, ci_low=0, ci_high=0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ({}, "–"),
+        ({1: -0.05, 16: -0.03, 64: -0.02}, "at 1, 16 and 64"),
+        ({1: -0.001, 16: -0.03, 64: 0.02}, "from 16 on"),
+        ({1: -0.03, 16: -0.001, 64: -0.02}, "at 1 and 64"),
+        ({1: -0.001, 16: 0.002}, "nowhere up to 16"),
+        ({1: -0.001, 16: -0.01}, "not settled at 16"),
+        ({16: 0.02}, "at 16"),
+    ],
+)
+def test_where_it_starts_to_matter_is_where_the_whole_interval_does(
+    steps: dict[int, float], said: str
+) -> None:
+    cells = [
+        Cell(batch=batch, mode="off", whole=Row(change=each, ci_low=each - 0.002, ci_high=each + 0.002))
+        for batch, each in steps.items()
+    ]
+    assert judgement.starts(Judged(name="a", title="", source="", says="", cells=cells), "off") == said
+    open_ended = [Cell(batch=1, mode="off", whole=Row(change=-0.5))]  # one trial has no interval
+    assert judgement.starts(Judged(name="a", title="", source="", says="", cells=open_ended), "off") == (
+        "not settled at 1"
+    )
+
+
+def test_claims_get_the_phase_and_the_step_and_a_rewriting_no_verdict_on_its_source(found: Judgement) -> None:
+    shipped = (ROOT / "harness" / "analysis" / "claims.json").read_text()
+    text = vllm_judged.claims(found, shipped)
+    assert vllm_judged.claims(found, text) == text
+    before, after = (msgspec.json.decode(each, type=Catalogue).entries for each in (shipped, text))
+    mine = [each for each in after if each.found_in == vllm_judged.PAGE]
+    assert [each for each in after if each not in mine] == [
+        each for each in before if each.found_in != vllm_judged.PAGE
+    ]
+    update = [each for each in mine if each.claim == "vllm-update"]
+    assert [(each.metric, each.batch, each.change) for each in update] == [
+        (phase_in_turns("append"), 256, -0.3),
+        (SLICED, 64, -0.021),
+    ]
+    assert update[0].verdict == "descriptive; our rewriting, none on the source's own code"
+    assert (update[1].device, update[1].step_ms) == ("paced: a-pace*k", 1000.0)
+
+
+def test_cells_are_commands_and_those_of_earlier_calls_keep_their_names() -> None:
+    names = list(vllm_toggles.wanted())
+    assert len({*names}) == len(names)
+    assert names[0] == "slope 1 off"
+    assert {
+        "vllm-update 64 off",
+        "vllm-update 64 on",
+        "slope 64 on 2k",
+        "vllm-async-scheduling 64 off k/2",
+    } <= {*names}
+    for name, pace in (("slope 64 on k/2", "llama3-8b-h100*k/2"), ("vllm-heap 16 off", "llama3-8b-h100*k")):
+        words = vllm_toggles.command(name, "python", Path("out"))
+        assert words[words.index("--pace") + 1] == pace
+    assert judgement.run_folder(Path("kept"), "slope 64 on k/2") == Path("kept/runs/slope-64-on-k_2")
+    assert judgement.run_folder(Path("kept"), "slope 64 on") == Path("kept/runs/slope-64-on")
+
+
+def test_what_is_published_is_what_its_file_says() -> None:
+    """python -m experiments.validation.vllm_judged"""
+    found, place = vllm_judged.read(), REFERENCE / vllm_judged.PAGE
+    assert place.read_text() == markdown_page(vllm_judged.page(found))
+    assert place.with_suffix(".html").read_text() == vllm_judged.for_browsers(found)
+    shipped = (ROOT / "harness" / "analysis" / "claims.json").read_text()
+    assert vllm_judged.claims(found, shipped) == shipped
+    if any(cell.whole for _, cell in found.cells):
+        said = " ".join((ROOT / "README.md").read_text().split())
+        assert vllm_judged.readme(found) in said
+    assert json.loads(vllm_judged.SOURCE.read_text())["changes"]
