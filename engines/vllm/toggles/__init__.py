@@ -80,8 +80,14 @@ def check(settings: Settings, *, prefix_cache: bool, recorder: bool) -> None:
     take."""
     for change, choice in switched(settings):
         name = f"{change.toggle.name}={choice}"
-        if change.needs_prefix_cache and not prefix_cache:
-            raise BadSetting(f"{name} changes nothing without a prefix cache: give --prefix-cache")
+        if change.prefix_cache is not None and change.prefix_cache != prefix_cache:
+            there, flag = ("with", "--no-prefix-cache") if prefix_cache else ("without", "--prefix-cache")
+            raise BadSetting(f"{name} changes nothing {there} a prefix cache: give {flag}")
+        for other, its in change.instead.items():
+            if settings.get(other) == its:
+                raise BadSetting(
+                    f"{name} changes nothing beside {other}={its}, which does its work: leave one out"
+                )
         if change.in_core and change.shown is not None and not recorder:
             raise BadSetting(f"{name} is seen to be in force where steps are recorded: leave recorder on")
         package = change.packages.get(choice)

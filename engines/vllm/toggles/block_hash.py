@@ -27,5 +27,5 @@ CHANGE = Change(
     packages={"xxhash": "xxhash"},
     arguments={each: {"prefix_caching_hash_algo": each} for each in CHOICES},
     shown=lambda scheduler: str(scheduler.cache_config.prefix_caching_hash_algo),
-    needs_prefix_cache=True,
+    prefix_cache=True,
 )

@@ -72,5 +72,5 @@ CHANGE = Change(
     like={"vllm.v1.core.kv_cache_utils:get_request_block_hasher": "167549d7a130b359"},
     put={"full": put_full},
     shown=shown,
-    needs_prefix_cache=True,
+    prefix_cache=True,
 )

@@ -75,5 +75,5 @@ CHANGE = Change(
     ),
     put={"nested": put_nested},
     shown=shown,
-    needs_prefix_cache=True,
+    prefix_cache=True,
 )

@@ -33,4 +33,6 @@ class Change:
     # in each output.
     shown: Callable[[Any], str] | None = None
     in_core: bool = True
-    needs_prefix_cache: bool = False  # without it both choices are the same
+    # With a prefix cache, or without one, that both choices are the same without; None: either way.
+    prefix_cache: bool | None = None
+    instead: Mapping[str, str] = field(default_factory=dict)  # choices of others that do this one's work

@@ -49,4 +49,5 @@ CHANGE = Change(
     ),
     put={"new": put_new},
     shown=shown,
+    instead={"slots": "decode-path"},
 )

@@ -45,4 +45,5 @@ CHANGE = Change(
     needs=(("vllm.v1.core.sched.scheduler", "remove_all", ("lst", "items_to_remove")),),
     put={"filter": put_filter},
     shown=shown,
+    instead={"update": "decode-path"},
 )

@@ -53,8 +53,10 @@ def put_decode_path() -> None:
 
 
 def shown(scheduler: Any) -> str:
-    made_by = type(scheduler.kv_cache_manager).allocate_slots
-    return "decode-path" if made_by.__module__ == __name__ else INSTALLED
+    """With other kinds of blocks vLLM's own is asked each time, whatever was put in its place."""
+    manager = scheduler.kv_cache_manager
+    takes = type(manager).allocate_slots.__module__ == __name__ and block_size(manager)
+    return "decode-path" if takes else INSTALLED
 
 
 CHANGE = Change(
@@ -75,4 +77,5 @@ CHANGE = Change(
     like={f"{MANAGER}:KVCacheManager.allocate_slots": "01376c8a60247d7c"},
     put={"decode-path": put_decode_path},
     shown=shown,
+    prefix_cache=False,
 )

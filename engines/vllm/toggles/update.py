@@ -109,9 +109,12 @@ def put_decode_path() -> None:
 
 
 def shown(scheduler: Any) -> str:
+    """With log probabilities no step is plain, and vLLM's own does it all."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    return "decode-path" if Scheduler.update_from_output.__module__ == __name__ else INSTALLED
+    asked = next(iter(scheduler.requests.values())).sampling_params
+    takes = Scheduler.update_from_output.__module__ == __name__ and asked.logprobs is None
+    return "decode-path" if takes else INSTALLED
 
 
 CHANGE = Change(

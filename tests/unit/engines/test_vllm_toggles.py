@@ -83,16 +83,17 @@ def test_what_is_switched_goes_to_each_process_and_to_vllms_own_flags(environmen
 
 def test_what_this_vllm_lacks_is_named(vllm: None) -> None:
     for change in CHANGES:
+        cached = change.prefix_cache is not False
         for choice in change.toggle.choices:
             settings = {change.toggle.name: choice}
             if choice in change.packages and find_spec(change.packages[choice]) is None:
                 with pytest.raises(BadSetting, match=f"needs {choice}: .* -m pip install {choice}"):
                     toggles.check(settings, prefix_cache=True, recorder=True)
             elif choice == INSTALLED or not change.needs:
-                toggles.check(settings, prefix_cache=True, recorder=True)
+                toggles.check(settings, prefix_cache=cached, recorder=True)
             else:
                 with pytest.raises(BadSetting) as refusal:
-                    toggles.check(settings, prefix_cache=True, recorder=True)
+                    toggles.check(settings, prefix_cache=cached, recorder=True)
                 said = str(refusal.value)
                 assert said.startswith(f"{change.toggle.name}={choice} does not fit vLLM 0.11.0")
                 assert all(f"{module}.{name}" in said for module, name, _ in change.needs)
@@ -104,6 +105,11 @@ def test_a_choice_that_changes_nothing_beside_other_options_is_refused() -> None
         choice = BY_NAME[name].toggle.choices[0]
         with pytest.raises(BadSetting, match="without a prefix cache: give --prefix-cache"):
             toggles.check({name: choice}, prefix_cache=False, recorder=True)
+    with pytest.raises(BadSetting, match="slots=decode-path changes nothing with a prefix cache: give --no"):
+        toggles.check({"slots": "decode-path"}, prefix_cache=True, recorder=True)
+    for name, other in (("remove_all", "update"), ("empty_blocks", "slots")):
+        with pytest.raises(BadSetting, match=f"{name}=installed changes nothing beside {other}=decode-path"):
+            toggles.check({name: INSTALLED, other: "decode-path"}, prefix_cache=False, recorder=True)
     with pytest.raises(BadSetting, match="leave recorder on"):
         toggles.check({"heap": "frozen"}, prefix_cache=False, recorder=False)
 
@@ -173,12 +179,12 @@ def test_a_rewriting_is_refused_where_what_it_was_written_after_reads_otherwise(
     like = {name: each for name, change in BY_NAME.items() for each in change.like}
     assert like.keys() == {"block_hasher", "slots", "update"}
     for name, where in like.items():
-        toggle = BY_NAME[name].toggle
+        toggle, cached = BY_NAME[name].toggle, BY_NAME[name].prefix_cache is not False
         with pytest.raises(BadSetting) as refusal:
-            toggles.check({name: toggle.rewritten}, prefix_cache=True, recorder=True)
+            toggles.check({name: toggle.rewritten}, prefix_cache=cached, recorder=True)
         assert str(refusal.value).startswith(f"{name}={toggle.rewritten} does not fit vLLM 0.11.0: ")
         assert str(refusal.value).endswith(f"here another one is {where}")
-        toggles.check({name: INSTALLED}, prefix_cache=True, recorder=True)
+        toggles.check({name: INSTALLED}, prefix_cache=cached, recorder=True)
     here = f"{full.__module__}:full"
     assert fits.other({here: "0" * 16}) == [here]
     assert fits.other({here: fits._digest(full.__module__, "full"), "gone:name": "1"}) == ["gone:name"]
