@@ -66,7 +66,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def overlaps(self) -> bool | None:
         """Whether what was foretold and what was run whole do; None where one of them is not there."""
-        one, other = (each and each.ends for each in (self.foretold, self.whole))
+        if self.foretold is None or self.whole is None:
+            return None
+        one, other = self.foretold.ends, self.whole.ends
         return None if one is None or other is None else one[0] <= other[1] and other[0] <= one[1]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -112,9 +113,7 @@ def _lines(found: Judgement) -> Iterator[str]:
 
 
 def _changes(found: Judgement) -> Table:
-    steps: dict[str, Callable[[Judged], str]] = {
-        f"a step at {batch}": lambda each, batch=batch: _step(each, batch) for batch in BATCHES
-    }
+    steps = {f"a step at {batch}": partial(_step, batch) for batch in BATCHES}
     columns: dict[str, Callable[[Judged], str]] = {
         "change": lambda each: each.name + (" (our rewriting)" if each.rewritten else ""),
         "the source says": lambda each: f"{each.source}: {each.says}",
@@ -137,7 +136,7 @@ def _own_phase(each: Judged) -> str:
     return f"{each.phase} at {batch}: {_said(row)}" + (f", {row.verdict}" if row.verdict else "")
 
 
-def _step(each: Judged, batch: int) -> str:
+def _step(batch: int, each: Judged) -> str:
     said = []
     for mode in MODES:
         cell = next((one for one in each.of(mode) if one.batch == batch and one.step is not None), None)
