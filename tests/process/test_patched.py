@@ -99,7 +99,7 @@ def test_a_module_by_itself_is_changed_in_a_copy_too(tmp_path: Path) -> None:
     copy = patched(made(tmp_path, text), {"engine": module}, tmp_path / "copy")
     assert (copy / "engine.py").read_text() == "STEP = 2\n"
     assert module.read_text() == "STEP = 1\n"
-    with pytest.raises(api.BadSetting, match="does not apply to .*engine.py: engine.py:1;"):
+    with pytest.raises(api.BadSetting, match=r"does not apply to .*engine.py: engine.py:1;"):
         patched(made(tmp_path, text.replace("STEP = 1", "STEP = 3")), {"engine": module}, tmp_path / "other")
 
 
