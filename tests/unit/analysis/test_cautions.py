@@ -218,7 +218,7 @@ def test_a_gpu_that_nothing_is_known_of_is_told() -> None:
             {"requests_of_doubtful_count": [4.0, np.nan]},
             "token count: in 24 requests the server counts more tokens",
         ),
-        ({"replies_at_once": [2.0, 2.0]}, ""),  # here and there
+        ({"requests_counted_by_usage": [4.0, 4.0], "replies_at_once": [2.0, 2.0]}, ""),  # here and there
     ],
 )
 def test_what_an_engine_counted_that_misleads_is_told(counted: dict[str, list[float]], said: str) -> None:
