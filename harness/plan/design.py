@@ -206,8 +206,8 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
             raise api.BadSetting(f"--max-minutes must be above 0, not {self.max_minutes:g}")
         if any(arm.is_remote for arm in self.arms) and (self.blocks > 1 or self.may_end_early):
             raise api.BadSetting(
-                "a server at a url is one boot, however often it is asked, and rounds within a boot are not "
-                "blocks; leave --blocks out, or start a server per boot with cmd="
+                "a server at a url is one boot, however often it is asked, and so gives one trial; start a "
+                "server per boot with cmd="
             )
         if self.until is not None and len(self.arms) != 2:
             raise api.BadSetting(

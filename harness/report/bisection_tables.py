@@ -11,6 +11,7 @@ from overlap_bench.harness.analysis.result import to_plain
 from overlap_bench.harness.common.formatting import duration, percent, visible_line
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.report.page import Page, Table, csv_text, markdown_page, tabulated
+from overlap_bench.harness.stats.bisection import CLAIMED
 from overlap_bench.harness.store.bisection import SHORT
 from overlap_bench.harness.store.files import append_step_summary, write_summary, write_text
 
@@ -55,16 +56,22 @@ def conclusion(found: Bisected) -> str:
         return (
             f"Undecided: {found.trials} trials don't tell whether {between} differ in {found.metric}.{differ}"
         )
-    told = " and ".join(f"{_where(found, each)} ({_size(each)})" for each in found.changes)
+    *others, last = (f"{_where(found, each)} ({_size(each)})" for each in found.changes)
+    told = f"{', '.join(others)} and {last}" if others else last
     if found.verdict == "undecided":
-        return f"Undecided: likeliest {told}, posterior {found.posterior:.0%}."
+        return f"Undecided: likeliest {told}, posterior {found.posterior:.1%}."
     if len(found.changes) == 1:
         (change,) = found.changes
         return (
             f"{_where(found, change)} made it {_word(found, change)}: {found.metric} {_size(change)}, "
-            f"posterior {found.posterior:.0%}."
+            f"posterior {_chance(found)}."
         )
-    return f"{len(found.changes)} commits changed {found.metric}: {told}, posterior {found.posterior:.0%}."
+    return f"{len(found.changes)} commits changed {found.metric}: {told}, posterior {_chance(found)}."
+
+
+def _chance(found: Bisected) -> str:
+    """The posterior of what is named, which is never certain."""
+    return f"{found.posterior:.0%}" if found.posterior < 0.99 else "over 99%"
 
 
 def lines(found: Bisected) -> tuple[str, ...]:
@@ -89,8 +96,17 @@ def lines(found: Bisected) -> tuple[str, ...]:
         f"by first parents; {found.engine} on the {found.device} device."
     )
     if found.verdict == "undecided":
-        said.append("--resume goes on where it ended.")
+        said.append(_why_undecided(found))
     return tuple(said)
+
+
+def _why_undecided(found: Bisected) -> str:
+    more = "--resume goes on where it ended."
+    if found.posterior < CLAIMED:
+        return more
+    if any(each.first != each.last for each in found.changes):
+        return "Those that were skipped stand beside it: which of them it was can't be told."
+    return f"A change that came and went among the commits that were not measured is not excluded. {more}"
 
 
 def _shape(found: Bisected) -> str:
@@ -129,8 +145,12 @@ def _effect(found: Bisected) -> str:
     return f"{percent(found.effect)} [{percent(found.ci_low)}, {percent(found.ci_high)}]"
 
 
+def _is_worse(found: Bisected, effect: float) -> bool:
+    return (effect > 0) == (found.better == "lower")
+
+
 def _word(found: Bisected, change: Change) -> str:
-    worse = (change.effect > 0) == (found.better == "lower")
+    worse = _is_worse(found, change.effect)
     if definitions.METRICS[found.metric].is_time:
         return "slower" if worse else "faster"
     return "worse" if worse else "better"
@@ -182,6 +202,7 @@ def to_html(found: Bisected) -> str:
     from overlap_bench.harness.report.figures import commits, style
     from overlap_bench.harness.report.figures.page import inline_svg
 
+    is_gain = found.verdict == "found" and not _is_worse(found, found.effect or 0.0)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("overlap_bench.harness.report", "."),
         autoescape=True,
@@ -192,7 +213,7 @@ def to_html(found: Bisected) -> str:
     return environment.get_template("page.html.jinja").render(
         run=found.run,
         page=page(found),
-        tone=TONES[found.verdict],
+        tone="good" if is_gain else TONES[found.verdict],
         caption=CAPTION,
         wide=inline_svg(commits.bisection(found, style.WIDTH), "Commits, wide"),
         narrow=inline_svg(commits.bisection(found, NARROW), "Commits, narrow"),

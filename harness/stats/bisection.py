@@ -44,6 +44,7 @@ SMALLEST = 0.25  # of the effect: what changes by less is no change
 NOT_GOOD, NOT_BAD = (1.0 * (np.abs(LEVELS - each) >= SMALLEST) for each in (0, 1))
 FREEDOMS = (4.0, 30.0)
 FLOOR = -25.0  # of a log likelihood beside the best level's
+LOWEST = -1200.0  # of all commits' together, at half of which exp is far from where it overflows
 FINEST = 1 / 20  # of the effect
 UNSEEN, FEWEST_UNSEEN = 0.25, 2  # of all commits, and commits: a stretch that may go unmeasured
 OF_V = 0.75**0.5  # v's scatter beside u's
@@ -135,16 +136,18 @@ def posterior(trials: Sequence[Trial], commits: int) -> Posterior:
     placed = [each for each in trials if each.commit]
     places = sorted({each.commit for each in placed})
     delta, scale, freedom, weights = _grid(u)
-    likelihood = np.zeros((len(delta), len(places), len(LEVELS)))
     means = (LEVELS - 0.5) * delta[:, None]
-    for each in placed:
-        z = (each.change - each.effect / 2 - means) / (OF_V * scale[:, None])
-        likelihood[:, places.index(each.commit)] += _log_t(z, freedom[:, None]) - np.log(scale[:, None])
+    v = np.array([each.change - each.effect / 2 for each in placed])[:, None, None]
+    of_each = _log_t((v - means) / (OF_V * scale[:, None]), freedom[:, None]) - np.log(scale[:, None])
+    likelihood = np.zeros((len(delta), len(places), len(LEVELS)))
+    for number, place in enumerate(places):
+        likelihood[:, number] = of_each[[each.commit == place for each in placed]].sum(axis=0)
     most = likelihood.max(axis=2, keepdims=True, initial=-np.inf) if places else likelihood[:, :, :1]
     weights = weights + most.sum(axis=(1, 2))
     weights = np.exp(weights - weights.max())
     sums = np.zeros((len(delta), len(places) + 1, len(LEVELS)))
-    np.cumsum(np.maximum(likelihood - most, FLOOR), axis=1, out=sums[:, 1:])
+    floor = max(FLOOR, LOWEST / max(1, len(places)))
+    np.cumsum(np.maximum(likelihood - most, floor), axis=1, out=sums[:, 1:])
 
     bounds = np.array([0, *places, commits])
     return _changes(sums, weights, bounds, delta, scale * np.sqrt(freedom / (freedom - 2)))
@@ -180,27 +183,35 @@ def _changes(
     # By gap: as good up to it, and it has so many commits; as bad from it on.
     first = weights[:, None] * gaps * np.exp(sums[:, :, AS_GOOD])
     last = np.exp(sums[:, -1:, AS_BAD] - sums[:, :, AS_BAD])
-    # Of each gap and a later one: what speaks for each level between them, and for any that is another one.
-    held = np.zeros((len(delta), count, count, len(LEVELS)))
-    one, other = np.triu_indices(count, 1)
-    held[:, one, other] = np.exp(sums[:, other] - sums[:, one])
-    good, bad = held[..., AS_GOOD], held[..., AS_BAD]
-    not_good, not_bad = held @ NOT_GOOD / NOT_GOOD.sum(), held @ NOT_BAD / NOT_BAD.sum()
+    # Of a gap and a later one: what speaks for a level between them is a ratio of two that each have one
+    # gap, so that sums over points and levels are products of matrices.
+    middle = sums[:, -1:] / 2
+    rise, fall = np.exp(sums - middle), np.exp(middle - sums)
     neither = NOT_GOOD * NOT_BAD
     last_of = gaps * last
 
+    def over(starts: Floats, stops: Floats) -> Floats:
+        """What speaks for each level from a gap on up to a later one: [gap, gap, level]."""
+        left = (starts[..., None] * fall).transpose(2, 1, 0)
+        return _later(left, (stops[..., None] * rise).transpose(2, 0, 1)).transpose(1, 2, 0)
+
+    def held(levels: Floats) -> Floats:
+        """What speaks for these levels together: [point, gap, gap]."""
+        return _later(fall * levels, rise.transpose(0, 2, 1))
+
+    good, bad = (held(1.0 * (each == LEVELS)) for each in (0, 1))
+    not_good, not_bad = (held(each / each.sum()) for each in (NOT_GOOD, NOT_BAD))
+
     single = prior[0] * (first * last).sum(axis=0)
-    outer = first[:, :, None] * last_of[:, None]
-    of_level = prior[1] * neither / neither.sum() * np.einsum("pab,pabl->abl", outer, held)
+    of_level = prior[1] * neither / neither.sum() * over(first, last_of)
     two = of_level.sum(axis=2)
     # Half of three: it came and went, and came again; half: the first change is the one that stayed.
     began, ends = 0.5 * first[:, :, None] * gaps, last_of[:, None]
     went, again = began * not_good, good * ends
     stayed, back = began * bad, not_bad * ends
     three = prior[2] * (_over_points(went, again) + _over_points(stayed, back))
-    before, after = began * again.sum(axis=2)[:, None], stayed.sum(axis=1)[:, :, None] * ends
-    of_level += prior[2] * NOT_GOOD / NOT_GOOD.sum() * np.einsum("pab,pabl->abl", before, held)
-    of_level += prior[2] * NOT_BAD / NOT_BAD.sum() * np.einsum("pbc,pbcl->bcl", after, held)
+    of_level += prior[2] * NOT_GOOD / NOT_GOOD.sum() * over(0.5 * first, gaps * again.sum(axis=2))
+    of_level += prior[2] * NOT_BAD / NOT_BAD.sum() * over(stayed.sum(axis=1), last_of)
     of_level[..., AS_GOOD] += prior[2] * (went.sum(axis=1)[:, :, None] * again).sum(axis=0)
     of_level[..., AS_BAD] += prior[2] * (stayed * back.sum(axis=2)[:, None]).sum(axis=0)
     total = max(single.sum() + two.sum() + three.sum(), np.finfo(np.float64).tiny)
@@ -241,6 +252,12 @@ def _changes(
         effect=float(weights @ delta),
         noise=float(weights @ noise),
     )
+
+
+def _later(left: Floats, right: Floats) -> Floats:
+    """Their product, [..., gap, gap], where the second gap is behind the first."""
+    with np.errstate(over="ignore"):  # elsewhere
+        return np.triu(left @ right, 1)
 
 
 def _over_points(first: Floats, second: Floats) -> Floats:

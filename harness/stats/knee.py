@@ -18,6 +18,7 @@ from overlap_bench.harness.stats.paired import half_width
 
 Floats = NDArray[np.float64]
 HIDDEN = 0.3  # a slope beyond the best knee that is below this is no knee
+BESIDE = 0.1  # of what the largest delay is beyond the knee, what another one has to be
 TRIMMED = 0.2  # of the costs of one size, at each end
 
 
@@ -32,7 +33,7 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class Knee:
     """The line of several trials, with 95% intervals. `slack` None: it is beyond `slack_low`, the largest
-    delay."""
+    delay that was hidden."""
 
     slope: float
     slope_low: float
@@ -54,16 +55,17 @@ def points(delays: Floats, costs: Floats, sizes: Floats) -> tuple[Floats, Floats
     return x, y, n
 
 
-def fit(x: Floats, y: Floats, n: Floats, knee: bool | None = None) -> Line:
-    """The line of least squares through `points`, by ascending x. `knee`: whether there is one; None: as it
-    seems. A slack may come out below 0 where there is none: only so is its mean over trials 0."""
+def fit(x: Floats, y: Floats, n: Floats, knee: bool | None = None, largest: int = 1) -> Line:
+    """The line of least squares through `points`, by ascending x, of which so many are of the `largest` size.
+    `knee`: whether there is one; None: as it seems, with a smaller size beyond it, too. A slack may come out
+    below 0 where there is none: only so is its mean over trials 0."""
     found = []
     for slack in {*(float(each) for each in x if each < x[-1]), *_crossings(x, y, n)}:
         over = np.maximum(0, x - slack)
         slope = float((n * y * over).sum() / (n * over**2).sum())
         found.append((float((n * (y - slope * over) ** 2).sum()), slope, slack))
     _, slope, slack = min(found)
-    reached = slope >= HIDDEN and (x > slack).sum() >= 2
+    reached = slope >= HIDDEN and x[-1 - largest] - slack > BESIDE * (x[-1] - slack)
     if reached if knee is None else knee:
         return Line(slope, slack)
     return Line(float((n * x * y).sum() / (n * x**2).sum()), None)
@@ -87,13 +89,16 @@ def over_trials(trials: Sequence[tuple[Floats, Floats, Floats]]) -> Knee:
     least two. Whether there is a knee is decided by all of them together."""
     x, y, n = (np.concatenate(each) for each in zip(*trials, strict=True))
     order = np.argsort(x)
-    reached = fit(x[order], y[order], n[order]).slack is not None
+    every = x[order], y[order], n[order]
+    reached = fit(*every, largest=len(trials)).slack is not None
     lines = [fit(*each, knee=reached) for each in trials]
     slopes = np.array([each.slope for each in lines])
     half = half_width(float(slopes.std(ddof=1)), len(slopes))
     slope = float(slopes.mean())
     if not reached:
-        return Knee(slope, slope - half, slope + half, None, float(x.max()), None)
+        felt = fit(*every, knee=True).slope >= HIDDEN  # of the largest size, which alone tells no slope
+        hidden = every[0][-1 - len(trials) if felt else -1]
+        return Knee(slope, slope - half, slope + half, None, float(hidden), None)
     slacks = np.array([each.slack for each in lines], float)
     wide, slack = half_width(float(slacks.std(ddof=1)), len(slacks)), float(slacks.mean())
     return Knee(

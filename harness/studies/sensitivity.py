@@ -26,12 +26,12 @@ from overlap_bench.harness.store.files import SCHEMA_VERSION, write_json
 from overlap_bench.harness.store.folders import create, discard
 
 BATCH = 16  # of a step, where the workload does not say
-# Sizes of delays, by the length of a step: of a first look; where nothing is hidden; and above a slack. Those
-# below it are shares of it.
-COARSE, SERIAL, ABOVE = (0.05, 0.3, 0.7, 1.1, 1.5), (0.03, 0.1, 0.25, 0.5, 0.8), (0.1, 0.3, 0.6)
-BELOW = (0.5, 0.9)
+# Sizes of delays, by the length of a step: of a first look; where nothing is hidden; and above a slack, below
+# which one is a share of it. A slope is told by its ends: a longer delay costs less time than more turns.
+COARSE, SERIAL, ABOVE = (0.05, 0.3, 0.7, 1.1, 1.5), (0.03, 0.1, 0.5, 1.0), (0.1, 0.4, 1.0)
+BELOW = 0.7
 NO_SLACK = 0.05  # of a step
-COARSE_REPEATS, REPEATS = 3, 12  # of each phase and size
+COARSE_REPEATS, REPEATS = 3, 8  # of each phase and size
 FEWEST_TRIALS = 2
 FEWEST_TURNS = 4  # of a segment, the first of which takes the prompts in
 NS_PER_US = 1e3
@@ -149,8 +149,8 @@ def _sized(session: Session, plan: Plan, booted: Booted, say: Say) -> Plan:
         elif (slack_ns := slack * NS_PER_US) < NO_SLACK * step_ns:
             sizes[phase] = _shares(SERIAL, step_ns)
         else:
-            near = [round(share * slack_ns) for share in BELOW]
-            sizes[phase] = (*near, *(round(slack_ns) + size for size in _shares(ABOVE, step_ns)))
+            above = (round(slack_ns) + size for size in _shares(ABOVE, step_ns))
+            sizes[phase] = (round(BELOW * slack_ns), *above)
     return replace(plan, sizes=sizes)
 
 

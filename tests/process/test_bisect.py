@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
+from overlap_bench.harness.cli import app
 from tests.support.bench_command import finished, last_line, only_run, start
 from tests.support.clockwork import installed
 from tests.support.in_process import ended
@@ -23,6 +25,7 @@ SMALL = (
     *("bisect", "--engine", "paced", "--no-pretok", "--num-requests", "2", "--max-new-tokens", "32"),
     *("--arrival", "closed", "--concurrency", "2", "--good", "v0", "--bad", f"v{COMMITS}"),
 )
+OPTIONS = {word for each in app.built("bisect").params for word in each.opts}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +94,7 @@ def test_killed_and_gone_on_with_it_names_the_commit(repository: Path, environme
         (("--history", "nothing.jsonl"), "--history says what is good and bad"),
         (("--resume", "results"), "leave the other options out"),
         (("--set", "output=late"), "output"),
-        (("--engine", "openai", "--set", "url=http://localhost:1"), "a server at a url is one boot"),
+        (("--engine", "openai", "--set", "url=http://localhost:1"), "start a server per boot with cmd="),
     ],
 )
 def test_a_wrong_question_is_one_line_and_leaves_nothing(
@@ -101,6 +104,7 @@ def test_a_wrong_question_is_one_line_and_leaves_nothing(
     code, stdout, stderr = ended(environment, repository, *SMALL, "--out", str(out), *arguments)
     assert (code, stdout) == (2, ""), stderr
     assert message in last_line(stderr)
+    assert {*re.findall(r"--[a-z][a-z-]*", last_line(stderr))} <= OPTIONS  # what it names can be given
     assert not out.exists() or not list(out.iterdir())
 
 

@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from overlap_bench.engines import api
+from overlap_bench.harness.analysis.bisection import ends_of
 from overlap_bench.harness.report import bisection_tables, formats
+from overlap_bench.harness.stats.bisection import Trial
 from overlap_bench.harness.store import bisection as store
 from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.manifest import read_manifest
@@ -54,6 +56,7 @@ def test_the_commit_is_found_and_what_is_left_tells_it(repository: Path, tmp_pat
     assert simulated.read(folder) == found
     page = bisection_tables.write(folder, found, {})
     assert page.read_text().count("<svg") == 2
+    assert '<header class="bad">' in page.read_text()
     text = (folder / "bisect.md").read_text()
     assert text.startswith(f"**{found.culprit[:10]} “commit-11” made it slower: step_ms_sliced +")
     with pytest.raises(StoreError, match="is a bisection: bench bisect"):
@@ -67,8 +70,8 @@ def test_the_commit_is_found_and_what_is_left_tells_it(repository: Path, tmp_pat
     )
     assert all(simulated.commits.index(each) >= 10 for each in bad)
     assert all(simulated.commits.index(each) < 10 for each in good)
-    assert good
-    assert bad
+    assert simulated.commits[10] in bad
+    assert simulated.commits[9] in good
 
 
 def test_equal_ends_end_it(repository: Path, tmp_path: Path) -> None:
@@ -86,6 +89,10 @@ def test_equal_ends_end_it(repository: Path, tmp_path: Path) -> None:
     [
         ([0, 0, 0, 0.01, 0.01, 0.01, 0.01, 0.01, 0.02], "It changed in two steps, both in one direction."),
         ([0, 0, 0, 0.03, 0.03, 0.03, 0.03, 0.03, 0.01], "It changed, and a part of that went back with the"),
+        (
+            [0, 0, 0, -0.03, -0.03, -0.03, -0.03, -0.03, -0.02],
+            "It changed, and a part of that went back with",
+        ),
         ([0, 0.02, 0.02, 0, 0, 0, 0.02, 0.02, 0.02], "A change came and went again; the third one is of its"),
     ],
 )
@@ -97,6 +104,7 @@ def test_several_changes_are_told_as_such(
     steps = [place for place in range(1, len(levels)) if levels[place] != levels[place - 1]]
     assert found.verdict == "found"
     assert [each.first for each in found.changes] == [simulated.commits[place - 1] for place in steps]
+    assert found.culprit == max(found.changes, key=lambda each: abs(each.effect)).first
     for place, each in zip(steps, found.changes, strict=True):
         size = (1 + levels[place]) / (1 + levels[place - 1]) - 1
         assert each.ci_low < size < each.ci_high
@@ -111,20 +119,47 @@ def test_several_changes_are_told_as_such(
     assert "<svg" in bisection_tables.to_html(found)
 
 
+def test_ends_that_may_differ_by_more_than_the_margin_are_told_as_such(
+    repository: Path, tmp_path: Path
+) -> None:
+    simulated = Simulated(repository, tmp_path, [0.0] * 3, sd=0.04)
+    page = bisection_tables.page(simulated.measure(*simulated.begin()))
+    assert page.conclusion.startswith("Nothing to find")
+    assert "is not excluded; a quieter machine would tell more" in " ".join(page.lines)
+
+
+def test_code_that_never_ran_can_not_have_changed_anything(repository: Path, tmp_path: Path) -> None:
+    simulated = Simulated(repository, tmp_path, stepping(4, 2), unused=True)
+    with pytest.raises(api.BadSetting, match=r"good and bad can't differ here: .*engine.py: step"):
+        simulated.measure(*simulated.begin())
+
+
+def test_only_trials_of_good_and_bad_alone_say_whether_they_differ(repository: Path, tmp_path: Path) -> None:
+    _, stored = Simulated(repository, tmp_path, stepping(4, 2)).begin()
+    alone = [Trial(0, each) for each in (0.02, 0.021, 0.019, 0.02)]
+    beside = [Trial(2, each) for each in (0.5, -0.5)]
+    assert ends_of(stored, [*alone, *beside]) == ends_of(stored, alone)
+
+
 def test_a_change_for_the_better_is_found_too(repository: Path, tmp_path: Path) -> None:
     simulated = Simulated(repository, tmp_path, stepping(4, 2, -0.03))
     found = simulated.measure(*simulated.begin())
     assert found.culprit == simulated.commits[1]
     assert "made it faster: step_ms_sliced −" in bisection_tables.page(found).conclusion
+    assert '<header class="good">' in bisection_tables.to_html(found)
+    falls = msgspec.structs.replace(found, metric="throughput_tok_s", better="higher")
+    assert "made it worse: throughput_tok_s −" in bisection_tables.page(falls).conclusion
 
 
 def test_commits_that_can_not_be_measured_are_skipped_and_told(repository: Path, tmp_path: Path) -> None:
-    simulated = Simulated(repository, tmp_path, stepping(16, 11), broken=[8, 3], failing=[12])
+    simulated = Simulated(repository, tmp_path, stepping(16, 11), broken=[8], hanging=[3, 4], failing=[12])
     found = simulated.measure(*simulated.begin())
     assert found.culprit == simulated.commits[10]
     told = {each.commit: each.skipped for each in found.commits if each.skipped}
     assert told[simulated.commits[7]] == "it has no scheduler"
     assert told.get(simulated.commits[11]) in (None, "a request failed")
+    hung = "it did not start within 3600 s; its log: its.log"
+    assert {told.get(simulated.commits[place - 1], hung) for place in (3, 4)} == {hung}
     assert any("is skipped, it can't be measured: it has no scheduler" in line for line in simulated.said)
     page = bisection_tables.page(found)
     assert any("was skipped" in line for line in page.warnings)
@@ -140,7 +175,10 @@ def test_beside_a_skipped_commit_it_says_between_which_it_can_not_tell(
     (change,) = found.changes
     assert (change.first, change.last) == (simulated.commits[7], simulated.commits[8])
     assert change.posterior > 0.95
-    assert "one of the 2 commits from" in bisection_tables.page(found).conclusion
+    page = bisection_tables.page(found)
+    assert "one of the 2 commits from" in page.conclusion
+    named = {row[0] for row in page.tables[0].rows}
+    assert {each.commit[:10] for each in found.commits if each.posterior > 0.02} <= named
 
 
 def test_what_fails_in_good_or_bad_or_in_every_commit_ends_it(repository: Path, tmp_path: Path) -> None:
@@ -182,8 +220,10 @@ def test_time_that_is_up_leaves_it_undecided_and_more_goes_on(repository: Path, 
     assert "time is up: a trial takes 21 s, and 82 s are gone" in simulated.said
     assert any("more than --max-minutes 1.4" in line for line in simulated.said)
     kept = finished_blocks(folder)
+    spent = found.minutes
     found = resumed(simulated, folder)
     assert found.culprit == simulated.commits[10]
+    assert found.minutes > spent + 0.5
     assert finished_blocks(folder)[: len(kept)] == kept
 
 

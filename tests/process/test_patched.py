@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.patch import Patch, read_patch
@@ -49,6 +50,7 @@ deleted file mode 100644
 def installed(tmp_path: Path) -> Path:
     package = tmp_path / "site" / "engine"
     (package / "core" / "__pycache__").mkdir(parents=True)
+    (package / ".git").mkdir()  # of who works on the package itself
     for name, text in {
         "__init__.py": "", "old.py": "gone = True\n", "data.json": "{}", "core/__init__.py": "",
         "core/pool.py": SOURCE, "core/__pycache__/pool.cpython-311.pyc": "stale",
@@ -74,6 +76,7 @@ def test_the_copy_is_changed_and_what_is_installed_is_not(tmp_path: Path, instal
     assert 'line9 = "changed"' in (copy / "core" / "pool.py").read_text()
     assert (copy / "core" / "new.py").read_text() == "here = True\n"
     assert not (copy / "old.py").exists()
+    assert not (copy / ".git").exists()
     assert (copy / "data.json").is_symlink()
     assert not (copy / "core").is_symlink()  # or what is compiled in it would be written to the installed one
     assert sorted(each.name for each in (copy / "core" / "__pycache__").iterdir()) == [
@@ -116,8 +119,9 @@ def test_what_does_not_apply_is_refused_with_its_place(tmp_path: Path, installed
         (DIFF.replace("core/pool.py", "core/pond.py"), r"engine/core/pond.py: No such file"),
         (DIFF.replace("@@ -9,3 +9,3 @@", "@@ -9,4 +9,4 @@"), "corrupt patch at"),
     )):  # fmt: skip
-        with pytest.raises(api.BadSetting, match=why):
+        with pytest.raises(api.BadSetting, match=why) as refused:
             patched(made(tmp_path, text), {"engine": installed}, tmp_path / f"copy-{number}")
+        assert "patch does not apply" not in str(refused.value)  # which its places say already
 
 
 def test_a_change_that_is_there_already_says_how_to_measure_it(tmp_path: Path, installed: Path) -> None:
@@ -143,6 +147,9 @@ def test_an_arm_finds_its_copy_first_and_only_once_it_is_made(
     assert first[1:] == ["/mine"]
     assert "changed" in Path(first[0], "engine", "core", "pool.py").read_text()
     assert patches.find_first(arm).env["PYTHONPATH"].split(os.pathsep) == first
+    other = replace(arm, name="other", python="/no/such/python")
+    with pytest.raises(api.BadSetting, match="/no/such/python"):
+        patches.find_first(other)
     monkeypatch.setattr(run_patched, "located", lambda arm, names: {})
     with pytest.raises(api.BadSetting, match="has no engine, which patch="):
         Patches(tmp_path).find_first(arm)

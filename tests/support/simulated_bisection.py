@@ -18,8 +18,9 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import bisection as analysis
 from overlap_bench.harness.plan.request import Request
-from overlap_bench.harness.run.events import Foreseen
+from overlap_bench.harness.run.events import Booting, Foreseen
 from overlap_bench.harness.store.bisection import BAD, GOOD, Bisection
+from overlap_bench.harness.store.changed import ChangedCode
 from overlap_bench.harness.store.tables import COLUMNS, whole
 from overlap_bench.harness.studies import bisect as study
 from tests.support.made_blocks import described
@@ -52,6 +53,8 @@ class Simulated:
     broken: Sequence[int] = ()
     failing: Sequence[int] = ()
     nothing: Sequence[int] = ()  # numbers of trials without a value
+    hanging: Sequence[int] = ()  # places of commits that never come up
+    unused: bool = False  # whether no round runs what good and bad differ by
     unstopped: Sequence[int] = ()  # of trials after which an engine fails to stop
     kills: Sequence[int] = ()
     said: list[str] = field(default_factory=list)
@@ -114,12 +117,17 @@ class Simulated:
     def _discarded(self, session: Any, trees: Any, manifests: Any, left: int, observe: Any) -> Any:
         self._moment()
         observe(Foreseen(10.0, manifests[0].design))
-        return [msgspec.structs.replace(manifests[0], descriptions={GOOD: described(), BAD: described()})]
+        ran = {name: list[str]() for name in ("in_rounds", "at_boot", "unseen", "other", "used")}
+        code = ChangedCode(functions=1, never=["engine.py: step"], counts=not self.unused, **ran)
+        described_ = {GOOD: described(), BAD: described()}
+        return [msgspec.structs.replace(manifests[0], descriptions=described_, changed_code=code)]
 
     def _warm_up(self, session: Any, design: Any, arm: Any, observe: Any) -> None:
         assert arm.name in session.places
         self.warmed.append(arm.ref.commit)
         self.now += 6.0
+        if self._place(arm.ref.commit) in self.hanging:
+            observe(Booting((arm.name,), 3600.0, Path("its.log")))
         if self._place(arm.ref.commit) in self.broken:
             raise api.EngineError("it has no scheduler")
 

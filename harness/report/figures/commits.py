@@ -43,18 +43,21 @@ def bisection(found: Bisected, width: float = style.WIDTH) -> Figure:
         below.bar([*places.values()], [100 * each.posterior for each in found.commits], color=look.colour)
         below.set_ylim(0, 100)
         below.set_ylabel("posterior, %")
-        ranked = sorted(found.commits, key=lambda each: -each.posterior)
-        shown: list[int] = []
+        named = {each.last for each in found.changes}
+        ranked = sorted(
+            (each for each in found.commits if each.trials),
+            key=lambda each: (each.commit not in named, each.commit != found.bad, -each.posterior),
+        )
+        shown = [0]
         apart = len(found.commits) * INCHES / width
         for each in ranked[:LABELS]:
             place = places[each.commit]
-            if each.posterior > 0 and all(abs(place - other) >= apart for other in shown):
+            if all(abs(place - other) >= apart for other in shown):
                 shown.append(place)
-        below.set_xticks(
-            [0, *shown], [found.good[:SHORT], *(found.commits[each - 1].commit[:SHORT] for each in shown)]
-        )
+        order = [found.good, *places]
+        below.set_xticks(shown, [order[each][:SHORT] for each in shown])
         below.tick_params(axis="x", rotation=30)
-        above.set_xticks([0, *shown], [""] * (1 + len(shown)))
+        above.set_xticks(shown, [""] * len(shown))
         for axes in (above, below):
             axes.set_xlim(-0.7, len(found.commits) + 0.7)
         if skipped:

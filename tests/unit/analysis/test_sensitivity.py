@@ -14,6 +14,7 @@ from overlap_bench.harness.studies.sensitivity import parse_savings
 US = 1000
 SIZES = (100, 300, 1000, 2500, 5000)  # us
 SLACK = {"schedule": 0.0, "append": 60.0, "launch": 900.0, "output": 99_000.0}
+SLOPE = {"schedule": 1.0, "append": 2.0, "launch": 1.0, "output": 1.0}
 OWN = {"schedule": 250.0, "append": 80.0, "launch": 60.0, "output": 400.0}
 
 
@@ -24,7 +25,7 @@ def trial(seed: int) -> pd.DataFrame:
             "phase": phase,
             "size_ns": size * US,
             "delay_ns": size * US + 200,
-            "cost_ns": max(0.0, size - slack) * US + random.normal(0, 40 * US),
+            "cost_ns": SLOPE[phase] * max(0.0, size - slack) * US + random.normal(0, 40 * US),
         }
         for phase, slack in SLACK.items()
         for size in SIZES
@@ -43,7 +44,7 @@ def test_phases_come_in_the_order_of_what_they_could_give_and_hidden_ones_give_n
     assert schedule.slack_low < 20
     assert schedule.gain_most == pytest.approx(250, rel=0.05)
     by_name = {each.phase: each for each in others}
-    assert by_name["append"].gain_most == pytest.approx(80, rel=0.05)  # no delay lay within its slack
+    assert by_name["append"].gain_most == pytest.approx(160, rel=0.05)  # no delay lay within its slack
     assert slack(by_name["append"]) == "under 100"
     assert by_name["launch"].slack_us == pytest.approx(900, abs=100)
     assert by_name["output"].slack_us is None
@@ -59,6 +60,17 @@ def test_what_had_only_long_delays_is_hidden_however_short_its_slack_may_be() ->
     (launch,), _ = sensitivity.phases([rows, other, rows], ["launch"], 10_000)
     assert launch.slack_low < launch.points[0][0]
     assert launch.gain_most == 0
+
+
+def test_what_was_hardly_delayed_is_left_out() -> None:
+    """Of too few sizes, or in a phase whose code did not come to where it is delayed."""
+    rows = trial(0)
+    never = rows.assign(delay_ns=rows["delay_ns"].where(rows["phase"] != "launch", 0))
+    few = rows[(rows["phase"] != "append") | (rows["size_ns"] > 2000 * US)]
+    for each, name in ((never, "launch"), (few, "append")):
+        found, left_out = sensitivity.phases([each, rows], [*SLACK], 10_000)
+        assert {*left_out} == {name}
+        assert len(found) == len(SLACK) - 1
 
 
 def segment(delays: list[tuple[str, int]], step_us: list[float]) -> tuple[pd.DataFrame, pd.DataFrame]:

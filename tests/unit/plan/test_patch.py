@@ -16,7 +16,9 @@ from overlap_bench.harness.plan.settings import make_design
 from overlap_bench.harness.store import trust
 
 POOL = "vllm/v1/core/block_pool.py"
-HUNK = "@@ -1,2 +1,2 @@\n one\n--- a/vllm/not/a/file.py\n+++ b/vllm/nor/this.py\n"
+# A line of context that is empty, as editors leave it, and lines that begin as a file's name does.
+HUNK = "@@ -1,3 +1,3 @@\n one\n\n--- a/vllm/not/a/file.py\n+++ b/vllm/nor/this.py\n"
+ONE_LINE = "@@ -1 +1 @@\n--- a/vllm/not/a/file.py\n+++ b/vllm/nor/this.py\n"
 
 
 def diff(before: str, after: str) -> str:
@@ -41,6 +43,9 @@ def written(tmp_path: Path) -> Path:
         (diff("a/tests/test_pool.py", "b/tests/test_pool.py") + diff(f"a/{POOL}", f"b/{POOL}"), 1, (POOL,),
          ("tests/test_pool.py",)),
         (diff("a/src/vllm.py", "b/src/vllm.py") + diff("a/setup.py", "b/setup.py"), 2, ("vllm.py",), ()),
+        (f"--- a/{POOL}\n+++ b/{POOL}\n{ONE_LINE}", 1, (POOL,), ()),
+        (diff(f"base/lib/{POOL}", f"head/lib/{POOL}") + diff("base/README.md", "head/README.md"), 2, (POOL,),
+         ()),
         ("rename from vllm/envs.py\nrename to vllm/vars.py\n", 1, ("vllm/envs.py", "vllm/vars.py"), ()),
         (f"From 1 Mon\nSubject: a\n\n---\n a | 2 +-\n\n{diff(f'a/{POOL}', f'b/{POOL}')}", 1, (POOL,), ()),
     ],
@@ -61,6 +66,7 @@ def test_what_is_no_diff_or_of_another_package_is_refused(written: Path) -> None
         (b"\xff\xfe", "it is no text"),
         (b"def schedule(): ...\n", "is no unified diff"),
         (diff("a/csrc/x.cu", "b/csrc/x.cu").encode(), "changes no file of vllm, but b/csrc/x.cu"),
+        (diff("a/bin/vllm", "b/bin/vllm").encode(), "changes no file of vllm, but b/bin/vllm"),
         (diff("a/v1/core/block_pool.py", "b/v1/core/block_pool.py").encode(), "must lead from the folder"),
     ):
         written.write_bytes(content)
@@ -73,6 +79,10 @@ def test_the_packages_are_the_engines_or_those_of_its_command(written: Path) -> 
     assert patch_of(str(written), VLLM, None, {}).files == (POOL,)
     for command in ("vllm serve --port {port}", "env A=1 /venv/bin/python -m vllm.entrypoints.api {port}"):
         assert patch_of(str(written), OPENAI, None, {"cmd": command}).files == (POOL,)
+    written.write_text(diff("a/my_server/main.py", "b/my_server/main.py"))
+    assert patch_of(str(written), OPENAI, None, {"cmd": "A=1 my-server {port}"}).files == (
+        "my_server/main.py",
+    )
     for spec, toggles, why in (
         (OVERLAP, {}, "is overlap-bench's own"),
         (OPENAI, {"cmd": "python -m overlap_bench.harness.mock {port}"}, "is overlap-bench's own"),

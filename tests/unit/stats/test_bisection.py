@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -87,6 +89,14 @@ def test_more_trials_beside_the_change_concentrate_on_it(commits: int, seed: int
     assert many.commits[place] >= few.commits[place] - 0.01
 
 
+def test_a_long_span_that_was_measured_all_over_is_told_too() -> None:
+    """What speaks against each level of so many commits is more than numbers hold."""
+    known = bisection.posterior(trials(stepping(70, 47), 0.002, 1, [*range(1, 70)] * 2), 70)
+    assert known.best == ((47, 47),)
+    assert known.claim > 0.95
+    assert known.commits.sum() == pytest.approx(known.steps @ [1, 2, 3])
+
+
 def test_commits_between_two_that_were_measured_share_what_is_left() -> None:
     known = bisection.posterior(trials(stepping(20, 13), 0.002, 1, [10, 15]), 20)
     assert known.commits[11:16] == pytest.approx(np.full(5, known.commits[11]))
@@ -153,6 +163,31 @@ def test_where_it_is_sure_it_is_right(arm: float, names: float) -> None:
     assert np.mean(right) >= names - 0.05
 
 
+def test_noise_of_a_commit_beside_the_ends_is_what_the_model_takes_it_for() -> None:
+    measure = bisection.simulated(np.random.default_rng(1), 0.02 * stepping(4, 3), 0.005)
+    u, v = np.array([(each.effect, each.change - each.effect / 2) for each in map(measure, [2] * 4000)]).T
+    assert v.std() / u.std() == pytest.approx(bisection.OF_V, rel=0.05)
+
+
+def test_without_any_noise_commits_that_differ_a_little_are_alike() -> None:
+    seen = [Trial(0, 0.02)] * 4
+    known = bisection.posterior([*seen, Trial(8, 0.02, 0.0006), Trial(9, 0.02, 0.0197)], 16)
+    assert known.best == ((9, 9),)
+    assert known.claim > 0.9
+
+
+def test_a_commit_that_is_odd_by_itself_leaves_all_else_possible() -> None:
+    known = bisection.posterior(trials(stepping(16, 5), 0.001, 1, [*[4, 5] * 4, *[10] * 4]), 16)
+    odd = [*trials(stepping(16, 5), 0.001, 1, [4, 5] * 4), *trials(stepping(16, 11), 0.001, 1, [10] * 40)]
+    assert known.steps[0] > 0.9
+    assert bisection.posterior(odd, 16).steps[0] > 1e-20
+
+
+def test_a_commit_is_named_from_its_posterior_on() -> None:
+    known = bisection.posterior(trials(stepping(16, 9), 0.002, 1, [8, 9]), 16)
+    assert [replace(known, claim=claim).is_sure(()) for claim in (0.94, 0.96)] == [False, True]
+
+
 def test_equal_ends_are_said_to_be_equal() -> None:
     random = np.random.default_rng(2)
     said = []
@@ -167,6 +202,7 @@ def test_equal_ends_are_said_to_be_equal() -> None:
 def test_ends_are_looked_at_where_it_was_declared() -> None:
     clear = [0.05, 0.051, 0.049, 0.05]
     assert bisection.ends(clear[:3], 0.01).verdict == "open"
+    assert bisection.ends([0.078, 0.078, 0.122, 0.122], 0.01).verdict == "open"  # once, 1% would do
     assert bisection.ends(clear, 0.01).verdict == "different"
     open_ = bisection.ends([0.02, -0.02, 0.02, -0.01], 0.01)
     assert open_.verdict == "open"

@@ -34,6 +34,11 @@ def test_without_noise_slope_and_slack_are_found(slope: float, slack: float) -> 
     assert line.slope == pytest.approx(slope, rel=0.03)
 
 
+def test_what_few_turns_say_weighs_little() -> None:
+    line = knee.fit(SIZES, np.array([100, 250, 500, 1000, 3000.0]), np.array([100, 100, 100, 100, 0.1]))
+    assert line.slope == pytest.approx(1, abs=0.01)
+
+
 def test_what_is_hidden_at_every_size_has_no_knee_in_reach() -> None:
     random = np.random.default_rng(1)
     found = knee.over_trials([trial(1.0, 9000.0, random) for _ in range(6)])
@@ -41,6 +46,12 @@ def test_what_is_hidden_at_every_size_has_no_knee_in_reach() -> None:
     assert found.slack_low == SIZES.max()
     assert found.slope_low < 0 < found.slope_high
     assert abs(found.slope) < 0.05
+
+
+def test_one_delay_that_is_felt_tells_no_slope_and_is_not_said_to_be_hidden() -> None:
+    random = np.random.default_rng(1)
+    found = knee.over_trials([trial(1.0, 1500.0, random, 20.0) for _ in range(6)])
+    assert (found.slack, found.slack_low) == (None, SIZES[-2])
 
 
 @pytest.mark.parametrize(("slope", "slack"), [(1.0, 0.0), (1.0, 900.0), (1.6, 300.0), (0.6, 0.0)])
@@ -57,6 +68,7 @@ def test_intervals_hold_the_truth_in_95_of_100_runs(
         found = knee.over_trials([trial(slope, each, random, noise_us, 12, sizes) for each in boots])
         assert found.slack is not None
         assert found.slack_high is not None
+        assert 0 <= found.slack_low <= found.slack <= found.slack_high
         held[run] = (
             found.slope_low <= slope <= found.slope_high,
             found.slack_low <= slack <= found.slack_high,
