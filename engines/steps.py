@@ -16,6 +16,8 @@ from threading import get_native_id
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from overlap_bench.engines import api
 from overlap_bench.engines.delay import Delay
 from overlap_bench.engines.tracing import Window
@@ -48,7 +50,8 @@ class Steps:
         self._window: Window | None = None  # of a profiled round
         self.outputs: list[int] = []  # of requests, that all steps up to each row have given
         self._sent = self._send_ns = 0  # outputs of requests, beside the steps, and how long it took
-        self._sends: list[tuple[int, int, int]] = []  # of a profiled round: see `processed`
+        self._sends: list[tuple[int, int, int]] = []  # where they are kept: see `processed`
+        self._delayed = False  # in a round with delays
         self._sender = 0  # that thread
 
     @property
@@ -137,7 +140,7 @@ class Steps:
         self.delay.spend("send")
         ended_ns = perf_counter_ns()
         self._send_ns += ended_ns - began_ns
-        if self._window is not None:
+        if self._window is not None or self._delayed:
             self._sender = get_native_id()
             self._sends.append((self._sent, began_ns, ended_ns))
 
@@ -145,7 +148,12 @@ class Steps:
         """A round begins; the engine is idle."""
         del self._rows[:], self._programs[:], self.outputs[:], self._sends[:]
         self._number = self.preempted = self.planted_ns = self._sent = self._send_ns = 0
-        self._window = None
+        self._window, self._delayed = None, False
+
+    def put_delay(self, phase: str, ns: int) -> int:
+        """Engine.delay, but for what other processes do."""
+        self._delayed = True
+        return self.delay.put(phase, ns)
 
     def begin_profile(self, steps: int) -> None:
         """A round begins that is profiled, with a window of so many steps of steady decode."""
@@ -161,6 +169,7 @@ class Steps:
             device_work=api.DeviceWork(rows, self._programs.tobytes()),
             counters={name: ns for name, ns in counters.items() if ns},
             profile=self._profile(),
+            beside=[beside("send", self._sender, "send", self._sends)] if self._delayed else [],
         )
 
     def _profile(self) -> api.Profile | None:
@@ -207,6 +216,12 @@ def ranges(
         rows=len(found),
         data=array("q", chain.from_iterable(found)).tobytes(),
     )
+
+
+def beside(phase: str, thread: int, name: str, spans: Iterable[tuple[int, int, int]]) -> api.HostRanges:
+    """What RoundRecord.beside has of a phase that the thread of that name did: of `spans` the last two."""
+    rows = [(thread, 0, -1, began, ended) for _, began, ended in spans]
+    return msgspec.structs.replace(ranges("engine", {thread: name}, rows), names=[phase])
 
 
 def processed(

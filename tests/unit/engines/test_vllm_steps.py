@@ -16,7 +16,7 @@ from overlap_bench.engines.paced.device import Program
 from overlap_bench.engines.steps import processed
 from overlap_bench.engines.tracing import SETTLED
 from overlap_bench.engines.vllm.steps import Steps, finish_begun
-from overlap_bench.harness.run.records import broken, steps_frame
+from overlap_bench.harness.run.records import beside_frame, broken, steps_frame
 
 
 def scheduled(
@@ -185,6 +185,23 @@ def test_what_is_sent_on_another_thread_is_in_the_profile_and_its_time_counted()
     assert record.counters["send_ns"] == row[4] - began > 0
     steps.clear()
     assert "send_ns" not in steps.record().counters
+
+
+def test_what_is_sent_is_told_of_a_round_with_delays_and_is_delayed() -> None:
+    steps = Steps()
+    steps.sent(perf_counter_ns())
+    assert steps.record().beside == []
+    steps.put_delay("send", 1000)
+    steps.sent(began := perf_counter_ns())
+    (told,) = steps.record().beside
+    (row,) = np.frombuffer(told.data, np.int64).reshape(told.rows, 5).tolist()
+    assert told.names[row[1]] == "send"
+    assert row[3] == began
+    assert row[4] - began >= 1000
+    assert list(beside_frame(steps.record())["phase"]) == ["send"]
+    assert steps.put_delay("", 0) >= 1000
+    steps.clear()
+    assert steps.record().beside == []
 
 
 class State(Enum):
