@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 from threading import get_native_id
@@ -39,6 +39,7 @@ class Steps:
     def __init__(self) -> None:
         self.preempted = 0  # requests, since the last step was made
         self.planted_ns = 0  # that a delay of a known size took (--plant)
+        self.counters: Counter[str] = Counter()  # of toggles
         self.delay = Delay()
         self._made: deque[dict[str, int]] = deque()  # and not finished
         self._number = 0
@@ -89,11 +90,17 @@ class Steps:
         self.preempted = 0
 
     def finished(
-        self, dropped: int, began_ns: int, ended_ns: int, program: Program | None = None, outputs: int = 0
+        self,
+        dropped: int,
+        began_ns: int,
+        ended_ns: int,
+        program: Program | None = None,
+        outputs: int = 0,
+        given: int = -1,
     ) -> None:
         """The tokens of the oldest step were on the host, and are appended; those of `dropped` requests were
         not wanted any more. `program`: what a paced device knows of it. `outputs`: of requests, that it and
-        all steps before it gave."""
+        all steps before it gave. `given`: tokens, where it may be more than one each."""
         facts = self._made.popleft()
         if not facts:
             return
@@ -112,7 +119,7 @@ class Steps:
             }
         self._programs.extend((0, facts["step"], *span))
         self._on_host_ns = began_ns
-        facts |= {"dropped": dropped, "append.start": began_ns, "append.end": ended_ns}
+        facts |= {"dropped": dropped, "given": given, "append.start": began_ns, "append.end": ended_ns}
         self._rows.extend((NOT_THERE | facts).values())
         self.outputs.append(outputs)
 
@@ -147,6 +154,7 @@ class Steps:
     def clear(self) -> None:
         """A round begins; the engine is idle."""
         del self._rows[:], self._programs[:], self.outputs[:], self._sends[:]
+        self.counters.clear()
         self._number = self.preempted = self.planted_ns = self._sent = self._send_ns = 0
         self._window, self._delayed = None, False
 
@@ -163,7 +171,7 @@ class Steps:
 
     def record(self) -> api.RoundRecord:
         rows = len(self._rows) // WIDTH
-        counters = {"planted_host_ns": self.planted_ns, "send_ns": self._send_ns}
+        counters = {"planted_host_ns": self.planted_ns, "send_ns": self._send_ns, **self.counters}
         return api.RoundRecord(
             steps=api.StepTable(list(api.STEP_COLUMNS), rows, self._rows.tobytes()),
             device_work=api.DeviceWork(rows, self._programs.tobytes()),

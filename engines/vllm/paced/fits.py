@@ -17,6 +17,7 @@ TAKEN: Taken = (
     ("vllm.config", "CompilationMode", ("NONE",)),
     ("vllm.config", "CUDAGraphMode", ("FULL_DECODE_ONLY",)),
     ("vllm.config", "VllmConfig", ("use_v2_model_runner",)),
+    ("vllm.config", "SpeculativeConfig", ("method", "synthetic_acceptance_rates")),
     # what stands in the place of CUDA
     ("vllm.utils.torch_utils", "async_tensor_h2d", ("data", "device", "dtype", "out")),
     ("vllm.v1.worker.gpu.buffer_utils", "UvaBuffer", ("uva",)),
@@ -40,8 +41,9 @@ TAKEN: Taken = (
         "vllm.v1.worker.gpu.input_batch",
         "InputBatch",
         (
-            *("num_reqs", "num_reqs_after_padding", "idx_mapping_np", "num_scheduled_tokens"),
-            *("num_computed_tokens_np", "prefill_len_np", "is_prefilling_np", "logits_indices"),
+            *("num_reqs", "num_tokens_after_padding", "idx_mapping_np", "num_scheduled_tokens"),
+            *("prefill_len_np", "is_prefilling_np", "logits_indices", "expanded_idx_mapping"),
+            *("num_draft_tokens_per_req", "input_ids"),
         ),
     ),
     (
@@ -49,11 +51,13 @@ TAKEN: Taken = (
         "SamplerOutput",
         ("sampled_token_ids", "num_sampled", "num_rejected", "logprobs_tensors"),
     ),
-    ("vllm.v1.core.sched.output", "NewRequestData", ("prefill_token_ids", "prompt_len", "sampling_params")),
+    (
+        "vllm.v1.core.sched.output",
+        "NewRequestData",
+        ("prefill_token_ids", "prompt_len", "num_computed_tokens", "sampling_params"),
+    ),
     ("vllm.v1.core.sched.output", "CachedRequestData", ("num_output_tokens",)),
 )
-
-
 def check() -> None:
     """Raises BadSetting for a vLLM that lacks some of it. What the paced device puts in the place of its own
     must be there already: this imports the modules that take it."""

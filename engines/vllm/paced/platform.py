@@ -10,6 +10,7 @@ from vllm.platforms.interface import DeviceCapability, Platform
 
 from overlap_bench.engines.vllm.fits import TRIED
 from overlap_bench.engines.vllm.paced.cuda import offer_triton
+from overlap_bench.engines.vllm.toggles.spec import METHODS
 
 offer_triton()  # before vLLM looks whether there is a Triton
 
@@ -55,8 +56,9 @@ class PacedPlatform(CpuPlatform):  # type: ignore[misc]
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         parallel = vllm_config.parallel_config
+        spec = vllm_config.speculative_config
         for name, used in (
-            ("speculative decoding", vllm_config.speculative_config is not None),
+            ("speculative decoding but by n-grams", spec is not None and spec.method not in METHODS),
             ("LoRA", vllm_config.lora_config is not None),
             ("several ranks", parallel.world_size * parallel.data_parallel_size > 1),
         ):

@@ -59,7 +59,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from vllm.v1.worker.workspace import init_workspace_manager
 
 from overlap_bench.engines.pace import Size
-from overlap_bench.engines.paced.tokens import draw, seed_of, vocabulary
+from overlap_bench.engines.paced.tokens import RIGHT, draw, kept, rates_of, seed_of, vocabulary
 
 CARD = 80 << 30  # bytes
 ACTIVATIONS = 4 << 30  # bytes that a forward pass and its graphs take
@@ -83,8 +83,14 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
         model.forward = self._forward
         model.compute_logits = self._logits
         super().load_model(*given, model=model, **named)
-        self._rows = torch.zeros(self.max_num_reqs, dtype=torch.int64)
+        drafts = self.num_speculative_steps
+        self._rows = torch.zeros(self.max_num_reqs * (1 + drafts), dtype=torch.int64)
         self._seeds = np.zeros(self.max_num_reqs, np.uint64)
+        # Tokens of each request that are computed. vLLM's own count on the host takes every draft for right
+        # until it knows better; its right one is the device's.
+        self._computed = np.zeros(self.max_num_reqs, np.int64)
+        stated = drafts and self.speculative_config.synthetic_acceptance_rates
+        self._rates = rates_of(stated) if stated else np.full(drafts, RIGHT)
         tokenizer = cached_tokenizer_from_config(self.model_config)
         self._words = vocabulary(len(tokenizer), lambda each: str(tokenizer.decode([each])))
         eos = self.model_config.hf_text_config.eos_token_id
@@ -104,15 +110,22 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
         for new in scheduler_output.scheduled_new_reqs:
             params = new.sampling_params
             seed = params.seed if params is not None and params.temperature else None
-            self._seeds[self.req_states.req_id_to_index[new.req_id]] = seed_of(
-                new.prefill_token_ids[: new.prompt_len], seed
-            )
+            index = self.req_states.req_id_to_index[new.req_id]
+            self._seeds[index] = seed_of(new.prefill_token_ids[: new.prompt_len], seed)
+            self._computed[index] = new.num_computed_tokens
 
     def prepare_inputs(self, scheduler_output: Any, state: Any, described: Any, *given: Any) -> Any:
         batch = super().prepare_inputs(scheduler_output, state, described, *given)
-        batch.logits_indices = self._rows[: batch.num_reqs]  # a kernel's, which wrote nothing
-        device.program.sizes = sizes_of(batch)
+        batch.logits_indices = self._rows[: len(batch.logits_indices)]  # a kernel's, which wrote nothing
+        if batch.num_draft_tokens_per_req is not None:
+            rows = np.repeat(batch.idx_mapping_np, 1 + batch.num_draft_tokens_per_req)
+            batch.expanded_idx_mapping = torch.from_numpy(rows)  # likewise
+        device.program.sizes = sizes_of(batch, self._lengths(batch))
         return batch
+
+    def _lengths(self, batch: Any) -> Any:
+        """Tokens of each of its requests once the step is done, if all of its drafts are right."""
+        return self._computed[batch.idx_mapping_np] + batch.num_scheduled_tokens
 
     def execute_model(self, scheduler_output: Any, *given: Any, **named: Any) -> Any:
         if not (scheduler_output.total_num_scheduled_tokens and device.serving):
@@ -129,15 +142,33 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
         return output
 
     def sample(self, hidden_states: Any, batch: Any, grammar_output: Any) -> Any:
+        drafts = batch.num_draft_tokens_per_req
+        if drafts is not None:  # they go where the logits are: nowhere
+            batch.input_ids = torch.empty(batch.input_ids.shape, dtype=torch.int32, device="meta")
         output, _, _ = super().sample(hidden_states, batch, grammar_output)
-        lengths = batch.num_computed_tokens_np + batch.num_scheduled_tokens
-        seeds = self._seeds[batch.idx_mapping_np]
-        ids = draw(seeds, lengths, self._words, self._eos)
-        output.sampled_token_ids = torch.from_numpy(ids).view(-1, 1)
-        output.num_sampled = torch.from_numpy((lengths >= batch.prefill_len_np).astype(np.int32))
-        output.num_rejected = torch.zeros(batch.num_reqs, dtype=torch.int32)
+        lengths, seeds = self._lengths(batch), self._seeds[batch.idx_mapping_np]
+        sampled = (lengths >= batch.prefill_len_np).astype(np.int32)
+        rejected = np.zeros_like(sampled)
+        positions = lengths[:, None]
+        if drafts is not None:
+            positions = positions - drafts[:, None] + np.arange(1 + len(self._rates))
+            right = np.minimum(kept(seeds[:, None], positions[:, :-1], self._rates), drafts)
+            # Drafts behind a prompt's last token stand for none: vLLM fills a graph's rows up by them.
+            right[self._computed[batch.idx_mapping_np] < batch.prefill_len_np] = 0
+            rejected = (sampled * (drafts - right)).astype(np.int32)
+            sampled = (sampled * (1 + right)).astype(np.int32)
+        self._computed[batch.idx_mapping_np] = lengths - rejected
+        ids = draw(seeds[:, None], positions, self._words, self._eos)
+        output.sampled_token_ids = torch.from_numpy(ids)
+        output.num_sampled, output.num_rejected = torch.from_numpy(sampled), torch.from_numpy(rejected)
         if output.logprobs_tensors is not None:
-            output.logprobs_tensors = self._scored(output.logprobs_tensors, ids, seeds, lengths)
+            if drafts is not None:
+                seeds = np.repeat(seeds, 1 + drafts)
+                scored = np.arange(ids.shape[1]) <= drafts[:, None]
+                ids, positions = ids[scored], positions[scored]
+            output.logprobs_tensors = self._scored(
+                output.logprobs_tensors, ids.reshape(-1), seeds, positions.reshape(-1)
+            )
         return output, output.num_sampled, output.num_rejected
 
     def _scored(self, shaped: Any, ids: Any, seeds: Any, lengths: Any) -> Any:
@@ -152,18 +183,16 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
         )
 
 
-def sizes_of(batch: Any) -> list[Size]:
-    """What the step of this InputBatch computes; a decode is padded as its graph is."""
-    prefilling = batch.is_prefilling_np
-    lengths = batch.num_computed_tokens_np + batch.num_scheduled_tokens
-    prefills = int(prefilling.sum())
-    decodes = batch.num_reqs - prefills
+def sizes_of(batch: Any, lengths: Any) -> list[Size]:
+    """What the step of this InputBatch computes, whose requests then have these lengths; a decode is padded
+    as its graph is, and each draft is a row."""
+    prefilling, scheduled = batch.is_prefilling_np, batch.num_scheduled_tokens
     sizes = []
-    if decodes:
-        rows = decodes if prefills else batch.num_reqs_after_padding
+    if not prefilling.all():
+        rows = int(scheduled[~prefilling].sum()) if prefilling.any() else batch.num_tokens_after_padding
         sizes.append(Size("decode", rows, rows, int(lengths[~prefilling].max())))
-    if prefills:
-        tokens = int(batch.num_scheduled_tokens[prefilling].sum())
+    if prefilling.any():
+        prefills, tokens = int(prefilling.sum()), int(scheduled[prefilling].sum())
         sizes.append(Size("prefill", prefills, tokens, int(lengths[prefilling].max())))
     return sizes
 

@@ -113,6 +113,21 @@ def test_a_call_that_schedules_nothing_is_no_step() -> None:
     assert list(steps_frame(steps.record())["step"]) == [0]
 
 
+def test_drafts_count_and_so_do_the_tokens_that_a_step_gives() -> None:
+    steps = Steps()
+    drafts = {"a": [-1] * 3, "b": [-1] * 3, "c": [-1]}  # c is a prompt's last token, and only filled up
+    given = SimpleNamespace(sampled_token_ids=[[5, 6, 7], [8], []], req_id_to_index={"a": 0, "b": 1, "c": 2})
+    for _ in range(2):
+        steps.made(scheduled(old={"a": 1, "b": 1, "c": 0}), 0, 1)
+        steps.verified(drafts, given)
+        steps.finished(0, 5, 6, given=4)
+    record = steps.record()
+    assert record.counters == {"draft_tokens": 14, "accepted_drafts": 4}
+    assert list(steps_frame(record)["given"]) == [4, 4]
+    steps.clear()
+    assert not steps.record().counters
+
+
 def test_preemptions_count_for_the_step_whose_scheduling_needed_them() -> None:
     steps = Steps()
     steps.preempted = 2
