@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, pairwise
 from threading import get_native_id
 from time import perf_counter_ns
@@ -40,6 +40,9 @@ class Steps:
         self.preempted = 0  # requests, since the last step was made
         self.planted_ns = 0  # that a delay of a known size took (--plant)
         self.counters: Counter[str] = Counter()  # of toggles
+        # What was asked of a paced device so far, and before this round.
+        self.ledger: Callable[[], Counter[str]] = Counter
+        self._asked: Counter[str] = Counter()
         self.delay = Delay()
         self._made: deque[dict[str, int]] = deque()  # and not finished
         self._number = 0
@@ -155,6 +158,7 @@ class Steps:
         """A round begins; the engine is idle."""
         del self._rows[:], self._programs[:], self.outputs[:], self._sends[:]
         self.counters.clear()
+        self._asked = self.ledger()
         self._number = self.preempted = self.planted_ns = self._sent = self._send_ns = 0
         self._window, self._delayed = None, False
 
@@ -171,7 +175,8 @@ class Steps:
 
     def record(self) -> api.RoundRecord:
         rows = len(self._rows) // WIDTH
-        counters = {"planted_host_ns": self.planted_ns, "send_ns": self._send_ns, **self.counters}
+        own = {"planted_host_ns": self.planted_ns, "send_ns": self._send_ns}
+        counters = {**own, **self.counters, **(self.ledger() - self._asked)}
         return api.RoundRecord(
             steps=api.StepTable(list(api.STEP_COLUMNS), rows, self._rows.tobytes()),
             device_work=api.DeviceWork(rows, self._programs.tobytes()),

@@ -35,6 +35,7 @@ class _Recorded:
         self._ranges = nvtx_ranges()
         if self.device is not None:
             self.device.ranges, self.device.delay = self._ranges, self.steps.delay
+            self.steps.ledger = self.device.asked
         self._outputs = 0  # of requests, so far
         self._asked = False  # whether what was switched is in force
         super().__init__(*given, **named)

@@ -51,6 +51,9 @@ fits.check()  # before a name that is missing ends an import
 
 import vllm.v1.attention.backends.flash_attn as flash_attn
 import vllm.v1.worker.gpu.model_runner as runner
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.utils.torch_utils import set_default_torch_dtype, set_random_seed
@@ -63,6 +66,7 @@ from overlap_bench.engines.paced.tokens import RIGHT, draw, kept, rates_of, seed
 
 CARD = 80 << 30  # bytes
 ACTIVATIONS = 4 << 30  # bytes that a forward pass and its graphs take
+OF_ATTENTION = 2  # launches of a layer's: it writes keys and values, and attends
 WIDTH = 8  # of the hidden states, which nobody reads
 
 
@@ -83,6 +87,8 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
         model.forward = self._forward
         model.compute_logits = self._logits
         super().load_model(*given, model=model, **named)
+        self._attentions = sum(isinstance(each, AttentionLayerBase) for each in model.modules())
+        self._kernels = kernels_of(model)
         drafts = self.num_speculative_steps
         self._rows = torch.zeros(self.max_num_reqs * (1 + drafts), dtype=torch.int64)
         self._seeds = np.zeros(self.max_num_reqs, np.uint64)
@@ -97,8 +103,10 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
         self._eos = eos[0] if isinstance(eos, list) else eos
 
     def _forward(self, positions: torch.Tensor, **given: Any) -> torch.Tensor:
-        device.prepared()
-        device.forward()
+        """A step that no whole graph fits: a card runs it in pieces between the layers of attention, each a
+        graph up to the most tokens that there is one for."""
+        graphs = positions.shape[-1] <= (self.compilation_config.max_cudagraph_capture_size or 0)
+        device.run_pieces(1 + self._attentions, 0 if graphs else self._kernels, between=OF_ATTENTION)
         return torch.zeros(positions.shape[-1], WIDTH)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -181,6 +189,14 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
             logprobs=scores.expand(rows, columns).contiguous(),
             selected_token_ranks=torch.ones(rows, dtype=shaped.selected_token_ranks.dtype),
         )
+
+
+def kernels_of(module: torch.nn.Module) -> int:
+    """What a forward pass launches beside its attention once it is compiled: a kernel for each layer."""
+    if isinstance(module, (AttentionLayerBase, LogitsProcessor, ParallelLMHead)):
+        return 0
+    children = list(module.children())
+    return sum(map(kernels_of, children)) if children else 1
 
 
 def sizes_of(batch: Any, lengths: Any) -> list[Size]:

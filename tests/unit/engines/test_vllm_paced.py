@@ -119,6 +119,33 @@ def test_what_a_step_asks_for_is_counted_by_its_kind() -> None:
     assert device.counts["prefill"].of_a_step()["launches"] == 4
 
 
+@pytest.mark.parametrize(("kernels", "launches", "replays"), [(0, 6, 4), (30, 36, 0)])
+def test_a_step_without_a_graph_of_its_own_runs_in_pieces(
+    kernels: int, launches: int, replays: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = make_device("decode=1us,prefill=10us,launch=3us,replay=10us")
+    spent: list[int] = []
+    monkeypatch.setattr(device.clock, "spend", spent.append, raising=False)
+    device.begin("prefill")
+    device.program.sizes = [Size("prefill", 1, 1, 1)]
+    device.run_pieces(4, kernels, between=2)
+    counts = device.counts["prefill"]
+    assert (counts.launches, counts.replays) == (launches, replays)
+    assert sum(spent) == pytest.approx(3_000 * launches + 10_000 * replays, abs=4)
+    assert device.clock.busy_ns == 10_000
+    assert device.program.begin_ns <= device.program.end_ns - 10_000
+    assert device.asked()["prefill_launches"] == launches
+    assert device.asked()["decode_launches"] == 0
+
+
+def test_a_host_that_launches_slowly_leaves_the_device_idle_between_two_pieces() -> None:
+    device = make_device("decode=1us,prefill=10us,replay=50us")
+    device.begin("prefill")
+    device.program.sizes = [Size("prefill", 1, 1, 1)]
+    device.run_pieces(4, 0, between=2)
+    assert device.program.end_ns - device.program.begin_ns >= 3 * 50_000
+
+
 def test_torchs_operations_are_counted_and_its_views_are_not() -> None:
     import torch
 
@@ -138,7 +165,10 @@ def test_a_device_that_boots_is_not_paced() -> None:
     device = make_device("50ms")
     device.serving = False
     Graph().replay()
+    Kernel(None, None)()
+    device.run_pieces(4, 0, between=2)
     assert device.clock.free == 0
+    assert not any(device.asked().values())
 
 
 def test_a_tool_sees_one_range_after_the_other_with_the_step_they_are_for() -> None:

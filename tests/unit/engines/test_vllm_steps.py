@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 from enum import Enum, auto
 from time import perf_counter_ns
 from types import SimpleNamespace
@@ -124,6 +124,16 @@ def test_drafts_count_and_so_do_the_tokens_that_a_step_gives() -> None:
     record = steps.record()
     assert record.counters == {"draft_tokens": 14, "accepted_drafts": 4}
     assert list(steps_frame(record)["given"]) == [4, 4]
+    steps.clear()
+    assert not steps.record().counters
+
+
+def test_a_round_has_what_its_own_steps_asked_of_the_driver() -> None:
+    steps, asked = Steps(), Counter(decode_launches=40, prefill_replays=33)
+    steps.ledger = lambda: Counter(asked)
+    steps.clear()
+    asked["decode_launches"] += 14
+    assert steps.record().counters == {"decode_launches": 14}
     steps.clear()
     assert not steps.record().counters
 
