@@ -224,6 +224,19 @@ class Device:
             yield
 
 
+def sizes_of(prefilling: Any, scheduled: Any, lengths: Any, padded: int) -> list[Size]:
+    """What a step computes. By request, as arrays: whether that is a prompt's, how many tokens, and how long
+    it then is. A step of decodes alone is padded to so many tokens, as its graph is; each draft is a row."""
+    sizes = []
+    if not prefilling.all():
+        rows = int(scheduled[~prefilling].sum()) if prefilling.any() else padded
+        sizes.append(Size("decode", rows, rows, int(lengths[~prefilling].max())))
+    if prefilling.any():
+        prefills, tokens = int(prefilling.sum()), int(scheduled[prefilling].sum())
+        sizes.append(Size("prefill", prefills, tokens, int(lengths[prefilling].max())))
+    return sizes
+
+
 class _Looking(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
     """Counts the operations that would be launches: all but views and allocations."""
 

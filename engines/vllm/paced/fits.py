@@ -58,14 +58,28 @@ TAKEN: Taken = (
     (
         "vllm.v1.core.sched.output",
         "NewRequestData",
-        ("prefill_token_ids", "prompt_len", "num_computed_tokens", "sampling_params"),
+        ("prompt_token_ids", "num_computed_tokens", "sampling_params"),
     ),
     ("vllm.v1.core.sched.output", "CachedRequestData", ("num_output_tokens",)),
 )
-def check() -> None:
+V1 = "vllm.v1.worker.gpu_model_runner"
+OF_V1: Taken = (  # runner_v1.py
+    ("vllm.compilation.cuda_graph", "weak_ref_tensors", ()),
+    ("vllm.v1.sample.ops.topk_topp_sampler", "TopKTopPSampler", ("forward_cpu", "forward_native")),
+    ("vllm.v1.sample.sampler", "Sampler", ("greedy_sample",)),
+    (V1, "GPUModelRunner", ("initialize_kv_cache_tensors", "_to_list")),
+    (V1, "GPUModelRunner.load_model", ("model",)),
+    (V1, "GPUModelRunner.execute_model", ("scheduler_output",)),
+    (V1, "GPUModelRunner.sample_tokens", ("grammar_output",)),
+    (V1, "GPUModelRunner._sample", ("logits", "spec_decode_metadata")),
+    (V1, "GPUModelRunner._model_forward", ("positions",)),
+)
+
+
+def check(taken: Taken = TAKEN) -> None:
     """Raises BadSetting for a vLLM that lacks some of it. What the paced device puts in the place of its own
     must be there already: this imports the modules that take it."""
-    if lacking := missing(TAKEN):
+    if lacking := missing(taken):
         raise BadSetting(
             f"vLLM {version()} does not fit the paced device, which was tried with {TRIED}: it has no "
             f"{', no '.join(lacking)}"

@@ -4,6 +4,7 @@ nothing else is. Named to vLLM by the platform."""
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 from vllm.v1.worker.workspace import init_workspace_manager
 
-from overlap_bench.engines.pace import Size
+from overlap_bench.engines.paced.device import sizes_of
 from overlap_bench.engines.paced.tokens import RIGHT, draw, kept, rates_of, seed_of, vocabulary
 
 CARD = 80 << 30  # bytes
@@ -80,15 +81,42 @@ flash_attn.get_scheduler_metadata = scheduler_metadata
 runner.init_kv_cache = lambda *given, **named: {}  # nothing is kept in it
 
 
+def model_of(config: Any, logits: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The model of this VllmConfig, without weights, whose forward pass is the clock's."""
+    with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
+        model = initialize_model(vllm_config=config)
+    attentions = sum(isinstance(each, AttentionLayerBase) for each in model.modules())
+    kernels = kernels_of(model)
+
+    def forward(positions: torch.Tensor, **given: Any) -> torch.Tensor:
+        """A step that no whole graph fits: a card runs it in pieces between the layers of attention, each a
+        graph up to the most tokens that there is one for."""
+        graphs = positions.shape[-1] <= (config.compilation_config.max_cudagraph_capture_size or 0)
+        device.run_pieces(1 + attentions, 0 if graphs else kernels, between=OF_ATTENTION)
+        return torch.zeros(positions.shape[-1], WIDTH)
+
+    model.forward, model.compute_logits = forward, logits
+    return model
+
+
+def answers_of(model_config: Any) -> tuple[Any, int | None]:
+    """What answers are made of: ids, and the one that ends a text."""
+    tokenizer = cached_tokenizer_from_config(model_config)
+    eos = model_config.hf_text_config.eos_token_id
+    words = vocabulary(len(tokenizer), lambda each: str(tokenizer.decode([each])))
+    return words, eos[0] if isinstance(eos, list) else eos
+
+
+def seed_for(new: Any) -> int:
+    """What the tokens of this NewRequestData follow from."""
+    params = new.sampling_params
+    seed = params.seed if params is not None and params.temperature else None
+    return seed_of(new.prompt_token_ids, seed)
+
+
 class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
     def load_model(self, *given: Any, **named: Any) -> None:
-        with set_default_torch_dtype(self.model_config.dtype), torch.device("meta"):
-            model = initialize_model(vllm_config=self.vllm_config)
-        model.forward = self._forward
-        model.compute_logits = self._logits
-        super().load_model(*given, model=model, **named)
-        self._attentions = sum(isinstance(each, AttentionLayerBase) for each in model.modules())
-        self._kernels = kernels_of(model)
+        super().load_model(*given, model=model_of(self.vllm_config, self._logits), **named)
         drafts = self.num_speculative_steps
         self._rows = torch.zeros(self.max_num_reqs * (1 + drafts), dtype=torch.int64)
         self._seeds = np.zeros(self.max_num_reqs, np.uint64)
@@ -97,17 +125,7 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
         self._computed = np.zeros(self.max_num_reqs, np.int64)
         stated = drafts and self.speculative_config.synthetic_acceptance_rates
         self._rates = rates_of(stated) if stated else np.full(drafts, RIGHT)
-        tokenizer = cached_tokenizer_from_config(self.model_config)
-        self._words = vocabulary(len(tokenizer), lambda each: str(tokenizer.decode([each])))
-        eos = self.model_config.hf_text_config.eos_token_id
-        self._eos = eos[0] if isinstance(eos, list) else eos
-
-    def _forward(self, positions: torch.Tensor, **given: Any) -> torch.Tensor:
-        """A step that no whole graph fits: a card runs it in pieces between the layers of attention, each a
-        graph up to the most tokens that there is one for."""
-        graphs = positions.shape[-1] <= (self.compilation_config.max_cudagraph_capture_size or 0)
-        device.run_pieces(1 + self._attentions, 0 if graphs else self._kernels, between=OF_ATTENTION)
-        return torch.zeros(positions.shape[-1], WIDTH)
+        self._words, self._eos = answers_of(self.model_config)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         device.launch()
@@ -116,10 +134,8 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
     def add_requests(self, scheduler_output: Any) -> None:
         super().add_requests(scheduler_output)
         for new in scheduler_output.scheduled_new_reqs:
-            params = new.sampling_params
-            seed = params.seed if params is not None and params.temperature else None
             index = self.req_states.req_id_to_index[new.req_id]
-            self._seeds[index] = seed_of(new.prefill_token_ids[: new.prompt_len], seed)
+            self._seeds[index] = seed_for(new)
             self._computed[index] = new.num_computed_tokens
 
     def prepare_inputs(self, scheduler_output: Any, state: Any, described: Any, *given: Any) -> Any:
@@ -128,7 +144,12 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
         if batch.num_draft_tokens_per_req is not None:
             rows = np.repeat(batch.idx_mapping_np, 1 + batch.num_draft_tokens_per_req)
             batch.expanded_idx_mapping = torch.from_numpy(rows)  # likewise
-        device.program.sizes = sizes_of(batch, self._lengths(batch))
+        device.program.sizes = sizes_of(
+            batch.is_prefilling_np,
+            batch.num_scheduled_tokens,
+            self._lengths(batch),
+            batch.num_tokens_after_padding,
+        )
         return batch
 
     def _lengths(self, batch: Any) -> Any:
@@ -199,20 +220,6 @@ def kernels_of(module: torch.nn.Module) -> int:
     return sum(map(kernels_of, children)) if children else 1
 
 
-def sizes_of(batch: Any, lengths: Any) -> list[Size]:
-    """What the step of this InputBatch computes, whose requests then have these lengths; a decode is padded
-    as its graph is, and each draft is a row."""
-    prefilling, scheduled = batch.is_prefilling_np, batch.num_scheduled_tokens
-    sizes = []
-    if not prefilling.all():
-        rows = int(scheduled[~prefilling].sum()) if prefilling.any() else batch.num_tokens_after_padding
-        sizes.append(Size("decode", rows, rows, int(lengths[~prefilling].max())))
-    if prefilling.any():
-        prefills, tokens = int(prefilling.sum()), int(scheduled[prefilling].sum())
-        sizes.append(Size("prefill", prefills, tokens, int(lengths[prefilling].max())))
-    return sizes
-
-
 def kind_of(scheduler_output: Any) -> str:
     new, cached = len(scheduler_output.scheduled_new_reqs), scheduler_output.scheduled_cached_reqs
     parts = new + sum(not tokens for tokens in cached.num_output_tokens)
@@ -229,7 +236,14 @@ class PacedWorker(Worker):  # type: ignore[misc]
         )
         set_random_seed(self.model_config.seed)
         init_workspace_manager(self.device, 1, 1)
-        self.model_runner = PacedRunner(self.vllm_config, self.device)
+        self.model_runner = self._runner()(self.vllm_config, self.device)
+
+    def _runner(self) -> type:
+        if self.vllm_config.use_v2_model_runner:
+            return PacedRunner
+        from overlap_bench.engines.vllm.paced.runner_v1 import PacedRunnerV1
+
+        return PacedRunnerV1
 
     def determine_available_memory(self) -> int:
         """What is left for the KV cache of as many cards as the weights take, at vLLM's share of them."""

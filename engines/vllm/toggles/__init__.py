@@ -1,7 +1,7 @@
 """What people argue about in vLLM's host code, one file each, its before and its after side by side.
 
 Of two kinds. Both sides are vLLM's own, by a flag or by two ways that it has: `async_scheduling`,
-`flat_logprobs`, `block_hash`, `detokenizer`, `env_cache`, `heap`, `output_chunk`, `spec`. Or one
+`flat_logprobs`, `block_hash`, `detokenizer`, `env_cache`, `heap`, `output_chunk`, `runner`, `spec`. Or one
 side is our own rewriting of what a pull request describes, as no release at hand has it: `block_map`,
 `block_hasher`, `empty_blocks`, `free_list`, `remove_all`, `slots`, `update`; each verdict says so, and is
 none on that pull request. What a pull request itself changes is measured by `--after patch=FILE`
@@ -35,6 +35,7 @@ from overlap_bench.engines.vllm.toggles import (
     heap,
     output_chunk,
     remove_all,
+    runner,
     slots,
     spec,
     update,
@@ -55,6 +56,7 @@ CHANGES: tuple[Change, ...] = (
     heap.CHANGE,
     output_chunk.CHANGE,
     remove_all.CHANGE,
+    runner.CHANGE,
     slots.CHANGE,
     spec.CHANGE,
     update.CHANGE,
