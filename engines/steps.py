@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, pairwise
 from threading import get_native_id
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from overlap_bench.engines import api
 from overlap_bench.engines.delay import Delay
@@ -37,6 +39,10 @@ class Steps:
     def __init__(self) -> None:
         self.preempted = 0  # requests, since the last step was made
         self.planted_ns = 0  # that a delay of a known size took (--plant)
+        self.counters: Counter[str] = Counter()  # of toggles
+        # What was asked of a paced device so far, and before this round.
+        self.ledger: Callable[[], Counter[str]] = Counter
+        self._asked: Counter[str] = Counter()
         self.delay = Delay()
         self._made: deque[dict[str, int]] = deque()  # and not finished
         self._number = 0
@@ -48,7 +54,8 @@ class Steps:
         self._window: Window | None = None  # of a profiled round
         self.outputs: list[int] = []  # of requests, that all steps up to each row have given
         self._sent = self._send_ns = 0  # outputs of requests, beside the steps, and how long it took
-        self._sends: list[tuple[int, int, int]] = []  # of a profiled round: see `processed`
+        self._sends: list[tuple[int, int, int]] = []  # where they are kept: see `processed`
+        self._delayed = False  # in a round with delays
         self._sender = 0  # that thread
 
     @property
@@ -86,11 +93,17 @@ class Steps:
         self.preempted = 0
 
     def finished(
-        self, dropped: int, began_ns: int, ended_ns: int, program: Program | None = None, outputs: int = 0
+        self,
+        dropped: int,
+        began_ns: int,
+        ended_ns: int,
+        program: Program | None = None,
+        outputs: int = 0,
+        given: int = -1,
     ) -> None:
         """The tokens of the oldest step were on the host, and are appended; those of `dropped` requests were
         not wanted any more. `program`: what a paced device knows of it. `outputs`: of requests, that it and
-        all steps before it gave."""
+        all steps before it gave. `given`: tokens, where it may be more than one each."""
         facts = self._made.popleft()
         if not facts:
             return
@@ -109,7 +122,7 @@ class Steps:
             }
         self._programs.extend((0, facts["step"], *span))
         self._on_host_ns = began_ns
-        facts |= {"dropped": dropped, "append.start": began_ns, "append.end": ended_ns}
+        facts |= {"dropped": dropped, "given": given, "append.start": began_ns, "append.end": ended_ns}
         self._rows.extend((NOT_THERE | facts).values())
         self.outputs.append(outputs)
 
@@ -137,15 +150,22 @@ class Steps:
         self.delay.spend("send")
         ended_ns = perf_counter_ns()
         self._send_ns += ended_ns - began_ns
-        if self._window is not None:
+        if self._window is not None or self._delayed:
             self._sender = get_native_id()
             self._sends.append((self._sent, began_ns, ended_ns))
 
     def clear(self) -> None:
         """A round begins; the engine is idle."""
         del self._rows[:], self._programs[:], self.outputs[:], self._sends[:]
+        self.counters.clear()
+        self._asked = self.ledger()
         self._number = self.preempted = self.planted_ns = self._sent = self._send_ns = 0
-        self._window = None
+        self._window, self._delayed = None, False
+
+    def put_delay(self, phase: str, ns: int) -> int:
+        """Engine.delay, but for what other processes do."""
+        self._delayed = True
+        return self.delay.put(phase, ns)
 
     def begin_profile(self, steps: int) -> None:
         """A round begins that is profiled, with a window of so many steps of steady decode."""
@@ -155,12 +175,14 @@ class Steps:
 
     def record(self) -> api.RoundRecord:
         rows = len(self._rows) // WIDTH
-        counters = {"planted_host_ns": self.planted_ns, "send_ns": self._send_ns}
+        own = {"planted_host_ns": self.planted_ns, "send_ns": self._send_ns}
+        counters = {**own, **self.counters, **(self.ledger() - self._asked)}
         return api.RoundRecord(
             steps=api.StepTable(list(api.STEP_COLUMNS), rows, self._rows.tobytes()),
             device_work=api.DeviceWork(rows, self._programs.tobytes()),
             counters={name: ns for name, ns in counters.items() if ns},
             profile=self._profile(),
+            beside=[beside("send", self._sender, "send", self._sends)] if self._delayed else [],
         )
 
     def _profile(self) -> api.Profile | None:
@@ -207,6 +229,12 @@ def ranges(
         rows=len(found),
         data=array("q", chain.from_iterable(found)).tobytes(),
     )
+
+
+def beside(phase: str, thread: int, name: str, spans: Iterable[tuple[int, int, int]]) -> api.HostRanges:
+    """What RoundRecord.beside has of a phase that the thread of that name did: of `spans` the last two."""
+    rows = [(thread, 0, -1, began, ended) for _, began, ended in spans]
+    return msgspec.structs.replace(ranges("engine", {thread: name}, rows), names=[phase])
 
 
 def processed(

@@ -7,7 +7,7 @@ driver's part) is the ledger's, and is spent with the GIL released, as CUDA's bi
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -94,6 +94,16 @@ class Device:
     def now_counts(self) -> Counts:
         return self.counts[self.kind]
 
+    def asked(self) -> Counter[str]:
+        """What the steps of each kind have asked of the driver so far: decode_launches, prefill_replays, …"""
+        return Counter(
+            {
+                f"{kind}_{name}": round(counts.steps * mean)
+                for kind, counts in self.counts.items()
+                for name, mean in counts.of_a_step().items()
+            }
+        )
+
     def begin(self, kind: str) -> None:
         """A step is about to be prepared."""
         self.kind = kind
@@ -140,6 +150,8 @@ class Device:
 
     def launch(self) -> None:
         """A Triton kernel, beside the forward pass: its time is in the pace."""
+        if not self.serving:
+            return
         self.now_counts.launches += 1
         self.spend(self.ledger.launch_ns)
 
@@ -152,8 +164,27 @@ class Device:
         program.end_ns = self.clock.launch(ns)
         program.begin_ns = program.end_ns - ns
 
+    def run_pieces(self, pieces: int, kernels: int, between: int) -> None:
+        """The forward pass of a step that has no graph of its own is queued, piece by piece: each is a graph,
+        or all of them are so many `kernels`. `between` two of them are launches, of attention."""
+        self.prepared()
+        if not self.serving:
+            return
+        counts, program, ledger = self.now_counts, self.program, self.ledger
+        counts.launches += kernels + between * (pieces - 1)
+        counts.replays += 0 if kernels else pieces
+        cost = kernels * ledger.launch_ns // pieces if kernels else ledger.replay_ns
+        ns = self.pace.ns_of(program.sizes)
+        for number in range(pieces):
+            self.spend(cost + (between * ledger.launch_ns if number else 0))
+            share = ns // pieces if number else ns - ns // pieces * (pieces - 1)
+            program.end_ns = self.clock.launch(share)
+            if not number:
+                program.begin_ns = program.end_ns - share
+
     def replay(self) -> None:
-        self.now_counts.replays += 1
+        if self.serving:
+            self.now_counts.replays += 1
         self.prepared()
         self.spend(self.ledger.replay_ns)
         self.forward()
@@ -191,6 +222,19 @@ class Device:
         counts.looked = counts.steps
         with _Looking(counts):
             yield
+
+
+def sizes_of(prefilling: Any, scheduled: Any, lengths: Any, padded: int) -> list[Size]:
+    """What a step computes. By request, as arrays: whether that is a prompt's, how many tokens, and how long
+    it then is. A step of decodes alone is padded to so many tokens, as its graph is; each draft is a row."""
+    sizes = []
+    if not prefilling.all():
+        rows = int(scheduled[~prefilling].sum()) if prefilling.any() else padded
+        sizes.append(Size("decode", rows, rows, int(lengths[~prefilling].max())))
+    if prefilling.any():
+        prefills, tokens = int(prefilling.sum()), int(scheduled[prefilling].sum())
+        sizes.append(Size("prefill", prefills, tokens, int(lengths[prefilling].max())))
+    return sizes
 
 
 class _Looking(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]

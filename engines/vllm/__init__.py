@@ -55,11 +55,12 @@ SPEC = EngineSpec(
     paced={"model": "llama3-8b", "dtype": "bfloat16", "max_context": 2048},
     paced_toggles={"enforce_eager": "off", "chunked_prefill": "on"},  # as vLLM has them on a card
     plants=("host",),
-    phases=("schedule", "metadata", "launch", "append", "output"),
+    # With vLLM's core in a process of its own, the last two in place of output.
+    phases=("schedule", "metadata", "launch", "append", "output", "output-process", "send"),
     samples=True,
     takes_turns=True,
     overlapping={"async_scheduling": ("on",)},
-    composing=("chunked_prefill",),
+    composing=("chunked_prefill", "spec"),
     starts_alone=True,
     preflight=True,
     boots_long=True,

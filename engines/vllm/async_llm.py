@@ -26,7 +26,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from overlap_bench.engines import api
 from overlap_bench.engines.processes import TERMINATE_S
-from overlap_bench.engines.steps import processed, ranges
+from overlap_bench.engines.steps import beside, processed, ranges
 from overlap_bench.engines.vllm import CORE
 from overlap_bench.engines.vllm.base import Active, VllmEngine, error_of, on_cpu
 from overlap_bench.engines.vllm.cores import leave_compute_core
@@ -50,7 +50,7 @@ class AsyncLLMEngine(VllmEngine):
         self._ends = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._outputs = 0  # of requests, which the loop has seen
         self._processing_ns = 0  # them, in this round
-        self._spans: list[tuple[int, int, int]] | None = None  # of a profiled round: see steps.processed
+        self._spans: list[tuple[int, int, int]] = []  # of this round: see steps.processed
         self._delay = api.Delay()
         self._seen = asyncio.Event()
         self._loop = asyncio.new_event_loop()
@@ -68,12 +68,11 @@ class AsyncLLMEngine(VllmEngine):
         def process_counted(outputs: list[Any], *given: Any, **named: Any) -> Any:
             began = perf_counter_ns()
             done = process(outputs, *given, **named)
-            self._delay.spend("output")
+            self._delay.spend("output-process")
             self._outputs += len(outputs)
             ended = perf_counter_ns()
             self._processing_ns += ended - began
-            if self._spans is not None:
-                self._spans.append((self._outputs, began, ended))
+            self._spans.append((self._outputs, began, ended))
             self._seen.set()
             return done
 
@@ -140,7 +139,7 @@ class AsyncLLMEngine(VllmEngine):
         self._gate.end()
 
     def delay(self, phase: str, ns: int) -> int:
-        here = phase == "output"  # outputs are processed in this process, all else is the core's
+        here = phase == "output-process"  # all else is the core's
         spent = self._delay.put(phase, ns if here else 0)
         return spent + self._gate.delay(phase, 0 if here else ns)
 
@@ -161,7 +160,7 @@ class AsyncLLMEngine(VllmEngine):
             await asyncio.sleep(0)
 
     def begin_round(self) -> None:
-        self._spans = None
+        self._spans = []
         self._processing_ns = 0
         if self.options.recorder:
             self._gate.clear()
@@ -179,11 +178,14 @@ class AsyncLLMEngine(VllmEngine):
         record = msgspec.structs.replace(
             record, counters={**record.counters, "output_processing_ns": self._processing_ns}
         )
+        thread, name = self._thread.native_id or 0, api.PHASES.index("output")
+        if record.beside:  # a round with delays
+            mine = beside("output-process", thread, self._thread.name, self._spans)
+            record = msgspec.structs.replace(record, beside=[*record.beside, mine])
         if record.profile is None:
             return record
-        thread, name = self._thread.native_id or 0, api.PHASES.index("output")
         assert record.steps is not None
-        found = processed(self._spans or [], array("q", record.steps.data), outputs)
+        found = processed(self._spans, array("q", record.steps.data), outputs)
         host = ranges("output", {thread: self._thread.name}, ((thread, name, *each) for each in found))
         profile = msgspec.structs.replace(record.profile, hosts=[*record.profile.hosts, host])
         return msgspec.structs.replace(record, profile=profile)

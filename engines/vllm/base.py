@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,7 +71,9 @@ class VllmEngine(api.Engine):
         try:
             self._configure(save_without_weights, arms=2)
             if self.options.pace:
-                import overlap_bench.engines.vllm.paced.worker  # noqa: F401  # which looks whether it fits
+                # Which looks whether it fits.
+                name = "runner_v1" if self.toggles.get("runner") == "v1" else "worker"
+                import_module(f"overlap_bench.engines.vllm.paced.{name}")
         finally:
             self.stop()
         return str(current_platform.device_type)

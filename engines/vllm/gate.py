@@ -169,7 +169,7 @@ def _answer(records: Connection, steps: Steps) -> None:
             steps.begin_profile(int(word.split()[1]))
         elif word.startswith(DELAY):
             _, ns, phase = word.decode().split(" ")
-            answer = str(steps.delay.put(phase, int(ns))).encode()
+            answer = str(steps.put_delay(phase, int(ns))).encode()
         else:
             answer = str(steps.begun).encode()
         records.send_bytes(answer)

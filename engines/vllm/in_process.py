@@ -67,7 +67,7 @@ class InProcessEngine(VllmEngine):
             self._core.scheduler.steps.clear()
 
     def delay(self, phase: str, ns: int) -> int:
-        took: int = self._core.scheduler.steps.delay.put(phase, ns)
+        took: int = self._core.scheduler.steps.put_delay(phase, ns)
         return took
 
     def begin_profile(self, steps: int) -> None:

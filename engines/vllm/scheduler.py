@@ -35,6 +35,7 @@ class _Recorded:
         self._ranges = nvtx_ranges()
         if self.device is not None:
             self.device.ranges, self.device.delay = self._ranges, self.steps.delay
+            self.steps.ledger = self.device.asked
         self._outputs = 0  # of requests, so far
         self._asked = False  # whether what was switched is in force
         super().__init__(*given, **named)
@@ -72,9 +73,13 @@ class _Recorded:
         if self.device is not None and scheduler_output.total_num_scheduled_tokens:
             program = self.device.programs.popleft()
         self._outputs += sum(len(each.outputs) for each in outputs.values())
+        given = -1
+        if drafts := scheduler_output.scheduled_spec_decode_tokens:
+            self.steps.verified(drafts, model_runner_output)
+            given = sum(len(one.new_token_ids) for each in outputs.values() for one in each.outputs)
         if scheduler_output.total_num_scheduled_tokens:
             self.steps.delay.spend("append")
-        self.steps.finished(dropped, began, perf_counter_ns(), program, self._outputs)
+        self.steps.finished(dropped, began, perf_counter_ns(), program, self._outputs, given)
         if self._ranges is not None:
             self._ranges.pop()
         return outputs

@@ -3,7 +3,7 @@ Nothing here needs vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -47,3 +47,10 @@ class Steps(steps.Steps):
         )
         kind = PREFILL if prefills == batch else MIXED if prefills else DECODE
         self.add(kind, batch, output.total_num_scheduled_tokens, began_ns, ended_ns)
+
+    def verified(self, drafts: Mapping[str, Sequence[int]], output: Any) -> None:
+        """A step had these drafts, by request, and gave each a token and those that are right: `output` is
+        vLLM's ModelRunnerOutput. A prompt's part gives none."""
+        given = (output.sampled_token_ids[output.req_id_to_index[name]] for name in drafts)
+        self.counters["draft_tokens"] += sum(map(len, drafts.values()))
+        self.counters["accepted_drafts"] += sum(max(0, len(tokens) - 1) for tokens in given)

@@ -47,8 +47,9 @@ class _Steps:
 
 
 def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, Counter]:
-    """What the toggles did: each counter per step (per round where an arm has no step records), the mean
-    batch, steps by kind, preemptions and dropped rows per round."""
+    """What the toggles did: each counter per step (per round where an arm has no step records; per step of a
+    kind where its name begins with that), the mean batch, steps by kind, preemptions and dropped rows per
+    round."""
     import pandas as pd
 
     steps = {arm.name: _Steps() for arm in design.arms}
@@ -91,7 +92,11 @@ def _of_arm(rounds: pd.DataFrame, steps: _Steps, per_step: bool) -> dict[str, tu
         name = column.removeprefix(COUNTER)
         # Where both have one name (dropped_rows), the step records' stands, per round.
         if column.startswith(COUNTER) and name not in found and rounds[column].notna().any():
-            found[name] = (float(rounds[column].sum()) / per, unit)
+            kind = name.partition("_")[0]
+            if per_step and steps.kinds.get(kind):
+                found[name] = (float(rounds[column].sum()) / steps.kinds[kind], f"per {kind} step")
+            else:
+                found[name] = (float(rounds[column].sum()) / per, unit)
     return found
 
 

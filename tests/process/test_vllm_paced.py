@@ -20,18 +20,19 @@ from tests.support.bench_command import BENCH, PATIENCE_S, compared
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = os.environ.get("BENCH_VLLM", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="BENCH_VLLM names no interpreter that has vLLM")
+SAID = ("off", "on", "off ngram_gpu", "on ngram_gpu", "off v1", "on v1")
 Said = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    """What vLLM gave on a paced device, with async scheduling off and on."""
+    """What vLLM gave on a paced device, with async scheduling off and on, without drafts and with them."""
     folder = tmp_path_factory.mktemp("model")
     save_without_weights(PRESETS["tiny-llama"], folder)
     found = {}
-    for scheduling in ("off", "on"):
+    for name in SAID:
         done = subprocess.run(
-            [PYTHON, "-m", "tests.support.paced_vllm", str(folder), scheduling],
+            [PYTHON, "-m", "tests.support.paced_vllm", str(folder), *name.split()],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             cwd=folder,
             capture_output=True,
@@ -39,28 +40,46 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
             timeout=PATIENCE_S,
         )
         assert done.returncode == 0, done.stderr
-        found[scheduling] = json.loads(done.stdout.splitlines()[-1])
+        found[name] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def test_vllm_chooses_what_it_would_on_a_card(said: Said) -> None:
-    for scheduling, scheduler in (("off", "Scheduler"), ("on", "AsyncScheduler")):
-        assert said[scheduling]["runner"] == "vllm.v1.worker.gpu.model_runner"
-        assert said[scheduling]["executor"] == "UniProcExecutor"
-        assert said[scheduling]["block_size"] == 16
-        assert said[scheduling]["scheduler"] == scheduler
+    for name, each in said.items():
+        found = "vllm.v1.worker.gpu_model_runner" if "v1" in name else "vllm.v1.worker.gpu.model_runner"
+        assert each["runner"] == found
+        assert each["executor"] == "UniProcExecutor"
+        assert each["block_size"] == 16
+        assert each["scheduler"] == ("AsyncScheduler" if name.startswith("on") else "Scheduler")
 
 
-def test_tokens_follow_from_the_prompt_whatever_the_batch_and_the_scheduling(said: Said) -> None:
-    off, on = said["off"], said["on"]
+def test_tokens_follow_from_the_prompt_whatever_the_batch_the_scheduling_and_the_drafts(said: Said) -> None:
+    off = said["off"]
     for what in ("together", "several", "ended", "crowd"):
-        assert off[what] == on[what], what
-    for each in (off, on):
+        assert off[what] == said["on"][what], what
+        for each in said.values():  # how much of a prompt is cached depends on when its blocks were full
+            assert answers(each[what]) == answers(off[what]), what
+    for each in said.values():
         ids = [
             {name: one["ids"] for name, one in each[what].items()} for what in ("together", "again", "alone")
         ]
         assert ids[0] == ids[1] == ids[2]
     assert len({tuple(each["ids"]) for each in off["together"].values()}) == 8
+
+
+def answers(found: dict[str, Any]) -> Any:
+    """Ids, texts and why they end, of one request, or of several by name."""
+    if "ids" in found:
+        return [found[name] for name in ("ids", "text", "reason")]
+    return {name: answers(one) for name, one in found.items()}
+
+
+def test_drafts_give_requests_several_tokens_a_step_and_cost_it_launches(said: Said) -> None:
+    for scheduling in ("off", "on"):
+        plain, drafted = said[scheduling], said[f"{scheduling} ngram_gpu"]
+        assert drafted["steps"]["decode"] < 0.75 * plain["steps"]["decode"]
+        assert drafted["counts"]["decode"]["launches"] > plain["counts"]["decode"]["launches"]
+        assert drafted["counts"]["decode"]["replays"] > 0.9
 
 
 def test_text_ends_at_a_stop_string_and_at_an_end_of_text(said: Said) -> None:
@@ -74,8 +93,8 @@ def test_text_ends_at_a_stop_string_and_at_an_end_of_text(said: Said) -> None:
 
 
 def test_logprobs_prefix_cache_chunks_and_preemption_are_vllms_own(said: Said) -> None:
-    for each in said.values():
-        assert each["several"]["scored"]["logprobs"] == [4] * 24
+    for name, each in said.items():
+        assert each["several"]["scored"]["logprobs"] == (None if "v1" in name else [4] * 24)
         assert all(one["cached"] > 0 for one in each["again"].values())
         assert each["counts"]["mixed"]["launches"] > 0  # a long prompt in parts, beside rows that decode
         assert each["preempted"] > 0
@@ -83,12 +102,23 @@ def test_logprobs_prefix_cache_chunks_and_preemption_are_vllms_own(said: Said) -
 
 
 def test_a_decode_step_is_one_replay_and_several_launches(said: Said) -> None:
-    for each in said.values():
+    for name, each in said.items():
         decode = each["counts"]["decode"]
-        assert 0.9 < decode["replays"] <= 1
-        assert decode["launches"] > 5
+        # Near the longest that a request may be, drafts are fewer than a graph has rows for.
+        assert 0.9 < decode["replays"] <= (1.5 if "ngram_gpu" in name else 1)
+        assert decode["launches"] > (3 if "v1" in name else 5)
         assert decode["operations"] > 5
         assert decode["copies"] >= 2
+
+
+def test_a_prefill_is_pieces_between_layers_of_attention(said: Said) -> None:
+    layers = PRESETS["tiny-llama"].config["num_hidden_layers"]
+    for name in ("off", "on", "off v1", "on v1"):  # with drafts, graphs hold four times the tokens
+        graphs, kernels = (said[name]["pieces"][each] for each in ("graphs", "kernels"))
+        assert graphs["prefill_replays"] == 1 + layers
+        assert "prefill_replays" not in kernels
+        # Per layer four matrices, two norms, positions and the activation; the embedding and the last norm.
+        assert kernels["prefill_launches"] - graphs["prefill_launches"] == 8 * layers + 2
 
 
 def test_a_version_that_lacks_a_name_is_told_which(said: Said) -> None:
@@ -189,6 +219,22 @@ def test_every_before_of_ours_and_of_vllms_is_in_force_and_gives_the_same(tmp_pa
     asked = [f"--{side}={each}" for side, sides in (("set", both), ("before", before), ("after", after))
              for each in sides]  # fmt: skip
     short_run(tmp_path, "--prefix-cache", "--set", "multiprocessing=off", *asked)
+
+
+@pytest.mark.parametrize("multiprocessing", ["off", "on"])
+def test_drafts_are_verified_in_turns_and_in_rounds_with_the_same_outputs(
+    tmp_path: Path, multiprocessing: str
+) -> None:
+    """In turns of async scheduling off and on; in rounds against an arm without drafts."""
+    apart = ("--set", f"multiprocessing={multiprocessing}")
+    both = ("--set", "spec=ngram_gpu", "--before", "async_scheduling=off", "--after", "async_scheduling=on")
+    found = short_run(tmp_path / "turns", *apart, *both)
+    assert found["metrics"][SLICED]["after"] > 0
+    assert {"draft_tokens", "accepted_drafts"} <= found["mechanism"].keys()
+    one = ("--before", "spec=off", "--after", "spec=ngram_gpu", "--set", "async_scheduling=on")
+    found = short_run(tmp_path / "rounds", *apart, *one)
+    drafts, kept = (found["mechanism"][name]["after"] for name in ("draft_tokens", "accepted_drafts"))
+    assert 0.2 < kept / drafts < 0.4  # half, a quarter and an eighth of three: 0.29
 
 
 def test_short_ways_of_a_decode_give_the_same_also_in_a_core_of_its_own(tmp_path: Path) -> None:

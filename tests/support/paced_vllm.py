@@ -1,6 +1,7 @@
 """What vLLM gives on a paced device, as JSON: run by the interpreter that has vLLM.
 
-python -m tests.support.paced_vllm MODEL on|off     the model's folder; whether async scheduling is on
+python -m tests.support.paced_vllm MODEL on|off [ngram_gpu|v1]  the model's folder; whether async scheduling
+                                                                is on; how drafts are found, or runner V1
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import os
 import sys
 from typing import Any
 
-from overlap_bench.engines.vllm import paced
+from overlap_bench.engines.vllm import paced, toggles
 from overlap_bench.engines.vllm.fits import missing
-from overlap_bench.engines.vllm.paced.fits import TAKEN
+from overlap_bench.engines.vllm.paced.fits import OF_V1, TAKEN
 
 PACE = "decode=2ms,prefill=1ms+1us*tokens,launch=2us,replay=5us,copy=2us,wake=20us"
 
@@ -46,26 +47,30 @@ def lacking() -> dict[str, list[str]]:
     from importlib import import_module
 
     said = {}
-    for module, name, _ in TAKEN:
+    taken = (*TAKEN, *OF_V1)
+    for module, name, _ in taken:
         owner: Any = import_module(module)
         *path, last = name.split(".")
         for part in path:
             owner = getattr(owner, part)
         kept = owner.__dict__[last]
         delattr(owner, last)
-        said[f"{module}.{name}"] = missing(TAKEN)
+        said[f"{module}.{name}"] = missing(taken)
         setattr(owner, last, kept)
     return said
 
 
 def main() -> None:
-    model, scheduling = sys.argv[1:]
+    model, scheduling, *other = sys.argv[1:]
+    v1, drafts = "v1" in other, [each for each in other if each != "v1"]
+    toggles.tell({"runner": "v1" if v1 else "v2"})
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     paced.tell(PACE)
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    speculation = toggles.arguments({"spec": drafts[0]}) if drafts else {}
     arguments = EngineArgs(
         model=model,
         max_model_len=512,
@@ -76,6 +81,7 @@ def main() -> None:
         enable_chunked_prefill=True,
         async_scheduling=scheduling == "on",
         disable_log_stats=True,
+        **speculation,
     )
     config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
     engine = LLMEngine.from_vllm_config(config)
@@ -99,12 +105,21 @@ def main() -> None:
 
     ask(engine, "stop", prompts["0"], stop=[together["0"]["text"][12:16]])
     ask(engine, "seeded", prompts["1"], temperature=0.9, seed=7, top_k=20, top_p=0.9)
-    ask(engine, "scored", prompts["2"], logprobs=3)
+    ask(engine, "scored", prompts["2"], logprobs=None if v1 else 3)
     ask(engine, "long", encode("word " * 150)[:400])  # in parts
     several = finish(engine)
     for row in range(40):
         ask(engine, f"end {row}", encode(f"Number {row}"), ignore_eos=False, max_tokens=200)
     ended = finish(engine)
+
+    def asked(name: str, tokens: int) -> dict[str, int]:
+        """Of the driver, by a step that prefills so many tokens."""
+        before = device.asked()
+        ask(engine, name, [7 + len(name), *range(100, 99 + tokens)], max_tokens=1)
+        finish(engine)
+        return device.asked() - before
+
+    pieces = {"graphs": asked("in pieces that are graphs", 30), "kernels": asked("in kernels", 100)}
 
     preempted = 0
     inner = type(core.scheduler)._preempt_request
@@ -134,9 +149,11 @@ def main() -> None:
                 "several": several,
                 "ended": ended,
                 "preempted": preempted,
+                "pieces": pieces,
                 "crowd": crowd["crowd 3"],
                 "calm": calm["crowd 3"],
                 "counts": {kind: each.of_a_step() for kind, each in device.counts.items()},
+                "steps": {kind: each.steps for kind, each in device.counts.items()},
                 "lacking": lacking(),
             }
         )

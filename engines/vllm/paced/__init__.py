@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 PACE = "BENCH_VLLM_PACE"  # in the environment of every process of the engine: what device it has
 REPLACED = (
     "the card: Triton's driver (the Python of its launches is as installed), CUDA graphs, the forward pass, "
-    "the sampler's arithmetic and tokens, events, streams, copies to the card, and the KV cache's memory"
+    "the sampler's arithmetic and tokens (and which drafts are right: half, once those before them are, "
+    "unless vLLM's synthetic_acceptance_rates say otherwise), events, streams, copies to the card, and the "
+    "KV cache's memory"
 )
 STARTED = "BENCH_VLLM_STARTED"  # a file that is written to once a paced device serves
 GIL = "BENCH_VLLM_GIL"  # "held": driver calls hold it, as no driver does, to show what that changes

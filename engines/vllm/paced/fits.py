@@ -17,6 +17,7 @@ TAKEN: Taken = (
     ("vllm.config", "CompilationMode", ("NONE",)),
     ("vllm.config", "CUDAGraphMode", ("FULL_DECODE_ONLY",)),
     ("vllm.config", "VllmConfig", ("use_v2_model_runner",)),
+    ("vllm.config", "SpeculativeConfig", ("method", "synthetic_acceptance_rates")),
     # what stands in the place of CUDA
     ("vllm.utils.torch_utils", "async_tensor_h2d", ("data", "device", "dtype", "out")),
     ("vllm.v1.worker.gpu.buffer_utils", "UvaBuffer", ("uva",)),
@@ -29,6 +30,10 @@ TAKEN: Taken = (
     ("vllm.v1.worker.gpu_worker", "init_worker_distributed_environment", ("local_rank", "backend")),
     ("vllm.v1.worker.worker_base", "CompilationTimes", ("language_model", "encoder")),
     ("vllm.v1.worker.workspace", "init_workspace_manager", ("device",)),
+    ("vllm.config", "CompilationConfig", ("max_cudagraph_capture_size",)),
+    ("vllm.model_executor.layers.attention_layer_base", "AttentionLayerBase", ()),
+    ("vllm.model_executor.layers.logits_processor", "LogitsProcessor", ()),
+    ("vllm.model_executor.layers.vocab_parallel_embedding", "ParallelLMHead", ()),
     ("vllm.model_executor.model_loader.utils", "initialize_model", ("vllm_config",)),
     ("vllm.tokenizers", "cached_tokenizer_from_config", ()),
     (RUNNER, "GPUModelRunner", ("add_requests", "sample_tokens", "capture_model")),
@@ -40,8 +45,9 @@ TAKEN: Taken = (
         "vllm.v1.worker.gpu.input_batch",
         "InputBatch",
         (
-            *("num_reqs", "num_reqs_after_padding", "idx_mapping_np", "num_scheduled_tokens"),
-            *("num_computed_tokens_np", "prefill_len_np", "is_prefilling_np", "logits_indices"),
+            *("num_reqs", "num_tokens_after_padding", "idx_mapping_np", "num_scheduled_tokens"),
+            *("prefill_len_np", "is_prefilling_np", "logits_indices", "expanded_idx_mapping"),
+            *("num_draft_tokens_per_req", "input_ids"),
         ),
     ),
     (
@@ -49,15 +55,31 @@ TAKEN: Taken = (
         "SamplerOutput",
         ("sampled_token_ids", "num_sampled", "num_rejected", "logprobs_tensors"),
     ),
-    ("vllm.v1.core.sched.output", "NewRequestData", ("prefill_token_ids", "prompt_len", "sampling_params")),
+    (
+        "vllm.v1.core.sched.output",
+        "NewRequestData",
+        ("prompt_token_ids", "num_computed_tokens", "sampling_params"),
+    ),
     ("vllm.v1.core.sched.output", "CachedRequestData", ("num_output_tokens",)),
+)
+V1 = "vllm.v1.worker.gpu_model_runner"
+OF_V1: Taken = (  # runner_v1.py
+    ("vllm.compilation.cuda_graph", "weak_ref_tensors", ()),
+    ("vllm.v1.sample.ops.topk_topp_sampler", "TopKTopPSampler", ("forward_cpu", "forward_native")),
+    ("vllm.v1.sample.sampler", "Sampler", ("greedy_sample",)),
+    (V1, "GPUModelRunner", ("initialize_kv_cache_tensors", "_to_list")),
+    (V1, "GPUModelRunner.load_model", ("model",)),
+    (V1, "GPUModelRunner.execute_model", ("scheduler_output",)),
+    (V1, "GPUModelRunner.sample_tokens", ("grammar_output",)),
+    (V1, "GPUModelRunner._sample", ("logits", "spec_decode_metadata")),
+    (V1, "GPUModelRunner._model_forward", ("positions",)),
 )
 
 
-def check() -> None:
+def check(taken: Taken = TAKEN) -> None:
     """Raises BadSetting for a vLLM that lacks some of it. What the paced device puts in the place of its own
     must be there already: this imports the modules that take it."""
-    if lacking := missing(TAKEN):
+    if lacking := missing(taken):
         raise BadSetting(
             f"vLLM {version()} does not fit the paced device, which was tried with {TRIED}: it has no "
             f"{', no '.join(lacking)}"

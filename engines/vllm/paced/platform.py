@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm import envs
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import DeviceCapability, Platform
 
-from overlap_bench.engines.vllm.fits import TRIED
 from overlap_bench.engines.vllm.paced.cuda import offer_triton
+from overlap_bench.engines.vllm.toggles.spec import METHODS
 
 offer_triton()  # before vLLM looks whether there is a Triton
 
 
 class PacedPlatform(CpuPlatform):  # type: ignore[misc]
-    """CUDA's: runner V2, UniProc, blocks of 16, FlashAttention's metadata, a graph per decode batch, async
-    scheduling as it was asked for."""
+    """CUDA's: runner V2 (or V1, where it is asked for), UniProc, blocks of 16, FlashAttention's metadata, a
+    graph per decode batch, async scheduling as it was asked for."""
 
     device_name = "paced"
 
@@ -55,18 +56,15 @@ class PacedPlatform(CpuPlatform):  # type: ignore[misc]
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         parallel = vllm_config.parallel_config
+        spec, v1 = vllm_config.speculative_config, not vllm_config.use_v2_model_runner
         for name, used in (
-            ("speculative decoding", vllm_config.speculative_config is not None),
+            ("speculative decoding but by n-grams", spec is not None and spec.method not in METHODS),
+            ("speculative decoding by the V1 model runner", spec is not None and v1),
             ("LoRA", vllm_config.lora_config is not None),
             ("several ranks", parallel.world_size * parallel.data_parallel_size > 1),
         ):
             if used:
                 raise ValueError(f"the paced device does not know {name}: leave it out")
-        if not vllm_config.use_v2_model_runner:
-            raise ValueError(
-                "this vLLM chose the V1 model runner, which the paced device does not know; "
-                f"{TRIED} was tried"
-            )
         if parallel.worker_cls == "auto":
             parallel.worker_cls = "overlap_bench.engines.vllm.paced.worker.PacedWorker"
 
@@ -77,6 +75,8 @@ class PacedPlatform(CpuPlatform):  # type: ignore[misc]
             or getattr(params, "prompt_logprobs", None) is not None
         ):
             raise ValueError("the paced device knows no structured outputs and no logprobs of prompts")
+        if envs.VLLM_USE_V2_MODEL_RUNNER is False and getattr(params, "logprobs", None) is not None:
+            raise ValueError("with model runner V1 the paced device knows no log probabilities")
 
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: Any) -> None:

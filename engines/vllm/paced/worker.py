@@ -4,6 +4,7 @@ nothing else is. Named to vLLM by the platform."""
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ fits.check()  # before a name that is missing ends an import
 
 import vllm.v1.attention.backends.flash_attn as flash_attn
 import vllm.v1.worker.gpu.model_runner as runner
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.utils.torch_utils import set_default_torch_dtype, set_random_seed
@@ -58,11 +62,12 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 from vllm.v1.worker.workspace import init_workspace_manager
 
-from overlap_bench.engines.pace import Size
-from overlap_bench.engines.paced.tokens import draw, seed_of, vocabulary
+from overlap_bench.engines.paced.device import sizes_of
+from overlap_bench.engines.paced.tokens import RIGHT, draw, kept, rates_of, seed_of, vocabulary
 
 CARD = 80 << 30  # bytes
 ACTIVATIONS = 4 << 30  # bytes that a forward pass and its graphs take
+OF_ATTENTION = 2  # launches of a layer's: it writes keys and values, and attends
 WIDTH = 8  # of the hidden states, which nobody reads
 
 
@@ -76,24 +81,51 @@ flash_attn.get_scheduler_metadata = scheduler_metadata
 runner.init_kv_cache = lambda *given, **named: {}  # nothing is kept in it
 
 
+def model_of(config: Any, logits: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The model of this VllmConfig, without weights, whose forward pass is the clock's."""
+    with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
+        model = initialize_model(vllm_config=config)
+    attentions = sum(isinstance(each, AttentionLayerBase) for each in model.modules())
+    kernels = kernels_of(model)
+
+    def forward(positions: torch.Tensor, **given: Any) -> torch.Tensor:
+        """A step that no whole graph fits: a card runs it in pieces between the layers of attention, each a
+        graph up to the most tokens that there is one for."""
+        graphs = positions.shape[-1] <= (config.compilation_config.max_cudagraph_capture_size or 0)
+        device.run_pieces(1 + attentions, 0 if graphs else kernels, between=OF_ATTENTION)
+        return torch.zeros(positions.shape[-1], WIDTH)
+
+    model.forward, model.compute_logits = forward, logits
+    return model
+
+
+def answers_of(model_config: Any) -> tuple[Any, int | None]:
+    """What answers are made of: ids, and the one that ends a text."""
+    tokenizer = cached_tokenizer_from_config(model_config)
+    eos = model_config.hf_text_config.eos_token_id
+    words = vocabulary(len(tokenizer), lambda each: str(tokenizer.decode([each])))
+    return words, eos[0] if isinstance(eos, list) else eos
+
+
+def seed_for(new: Any) -> int:
+    """What the tokens of this NewRequestData follow from."""
+    params = new.sampling_params
+    seed = params.seed if params is not None and params.temperature else None
+    return seed_of(new.prompt_token_ids, seed)
+
+
 class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
     def load_model(self, *given: Any, **named: Any) -> None:
-        with set_default_torch_dtype(self.model_config.dtype), torch.device("meta"):
-            model = initialize_model(vllm_config=self.vllm_config)
-        model.forward = self._forward
-        model.compute_logits = self._logits
-        super().load_model(*given, model=model, **named)
-        self._rows = torch.zeros(self.max_num_reqs, dtype=torch.int64)
+        super().load_model(*given, model=model_of(self.vllm_config, self._logits), **named)
+        drafts = self.num_speculative_steps
+        self._rows = torch.zeros(self.max_num_reqs * (1 + drafts), dtype=torch.int64)
         self._seeds = np.zeros(self.max_num_reqs, np.uint64)
-        tokenizer = cached_tokenizer_from_config(self.model_config)
-        self._words = vocabulary(len(tokenizer), lambda each: str(tokenizer.decode([each])))
-        eos = self.model_config.hf_text_config.eos_token_id
-        self._eos = eos[0] if isinstance(eos, list) else eos
-
-    def _forward(self, positions: torch.Tensor, **given: Any) -> torch.Tensor:
-        device.prepared()
-        device.forward()
-        return torch.zeros(positions.shape[-1], WIDTH)
+        # Tokens of each request that are computed. vLLM's own count on the host takes every draft for right
+        # until it knows better; its right one is the device's.
+        self._computed = np.zeros(self.max_num_reqs, np.int64)
+        stated = drafts and self.speculative_config.synthetic_acceptance_rates
+        self._rates = rates_of(stated) if stated else np.full(drafts, RIGHT)
+        self._words, self._eos = answers_of(self.model_config)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         device.launch()
@@ -102,17 +134,27 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
     def add_requests(self, scheduler_output: Any) -> None:
         super().add_requests(scheduler_output)
         for new in scheduler_output.scheduled_new_reqs:
-            params = new.sampling_params
-            seed = params.seed if params is not None and params.temperature else None
-            self._seeds[self.req_states.req_id_to_index[new.req_id]] = seed_of(
-                new.prefill_token_ids[: new.prompt_len], seed
-            )
+            index = self.req_states.req_id_to_index[new.req_id]
+            self._seeds[index] = seed_for(new)
+            self._computed[index] = new.num_computed_tokens
 
     def prepare_inputs(self, scheduler_output: Any, state: Any, described: Any, *given: Any) -> Any:
         batch = super().prepare_inputs(scheduler_output, state, described, *given)
-        batch.logits_indices = self._rows[: batch.num_reqs]  # a kernel's, which wrote nothing
-        device.program.sizes = sizes_of(batch)
+        batch.logits_indices = self._rows[: len(batch.logits_indices)]  # a kernel's, which wrote nothing
+        if batch.num_draft_tokens_per_req is not None:
+            rows = np.repeat(batch.idx_mapping_np, 1 + batch.num_draft_tokens_per_req)
+            batch.expanded_idx_mapping = torch.from_numpy(rows)  # likewise
+        device.program.sizes = sizes_of(
+            batch.is_prefilling_np,
+            batch.num_scheduled_tokens,
+            self._lengths(batch),
+            batch.num_tokens_after_padding,
+        )
         return batch
+
+    def _lengths(self, batch: Any) -> Any:
+        """Tokens of each of its requests once the step is done, if all of its drafts are right."""
+        return self._computed[batch.idx_mapping_np] + batch.num_scheduled_tokens
 
     def execute_model(self, scheduler_output: Any, *given: Any, **named: Any) -> Any:
         if not (scheduler_output.total_num_scheduled_tokens and device.serving):
@@ -129,15 +171,33 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
         return output
 
     def sample(self, hidden_states: Any, batch: Any, grammar_output: Any) -> Any:
+        drafts = batch.num_draft_tokens_per_req
+        if drafts is not None:  # they go where the logits are: nowhere
+            batch.input_ids = torch.empty(batch.input_ids.shape, dtype=torch.int32, device="meta")
         output, _, _ = super().sample(hidden_states, batch, grammar_output)
-        lengths = batch.num_computed_tokens_np + batch.num_scheduled_tokens
-        seeds = self._seeds[batch.idx_mapping_np]
-        ids = draw(seeds, lengths, self._words, self._eos)
-        output.sampled_token_ids = torch.from_numpy(ids).view(-1, 1)
-        output.num_sampled = torch.from_numpy((lengths >= batch.prefill_len_np).astype(np.int32))
-        output.num_rejected = torch.zeros(batch.num_reqs, dtype=torch.int32)
+        lengths, seeds = self._lengths(batch), self._seeds[batch.idx_mapping_np]
+        sampled = (lengths >= batch.prefill_len_np).astype(np.int32)
+        rejected = np.zeros_like(sampled)
+        positions = lengths[:, None]
+        if drafts is not None:
+            positions = positions - drafts[:, None] + np.arange(1 + len(self._rates))
+            right = np.minimum(kept(seeds[:, None], positions[:, :-1], self._rates), drafts)
+            # Drafts behind a prompt's last token stand for none: vLLM fills a graph's rows up by them.
+            right[self._computed[batch.idx_mapping_np] < batch.prefill_len_np] = 0
+            rejected = (sampled * (drafts - right)).astype(np.int32)
+            sampled = (sampled * (1 + right)).astype(np.int32)
+        self._computed[batch.idx_mapping_np] = lengths - rejected
+        ids = draw(seeds[:, None], positions, self._words, self._eos)
+        output.sampled_token_ids = torch.from_numpy(ids)
+        output.num_sampled, output.num_rejected = torch.from_numpy(sampled), torch.from_numpy(rejected)
         if output.logprobs_tensors is not None:
-            output.logprobs_tensors = self._scored(output.logprobs_tensors, ids, seeds, lengths)
+            if drafts is not None:
+                seeds = np.repeat(seeds, 1 + drafts)
+                scored = np.arange(ids.shape[1]) <= drafts[:, None]
+                ids, positions = ids[scored], positions[scored]
+            output.logprobs_tensors = self._scored(
+                output.logprobs_tensors, ids.reshape(-1), seeds, positions.reshape(-1)
+            )
         return output, output.num_sampled, output.num_rejected
 
     def _scored(self, shaped: Any, ids: Any, seeds: Any, lengths: Any) -> Any:
@@ -152,20 +212,12 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
         )
 
 
-def sizes_of(batch: Any) -> list[Size]:
-    """What the step of this InputBatch computes; a decode is padded as its graph is."""
-    prefilling = batch.is_prefilling_np
-    lengths = batch.num_computed_tokens_np + batch.num_scheduled_tokens
-    prefills = int(prefilling.sum())
-    decodes = batch.num_reqs - prefills
-    sizes = []
-    if decodes:
-        rows = decodes if prefills else batch.num_reqs_after_padding
-        sizes.append(Size("decode", rows, rows, int(lengths[~prefilling].max())))
-    if prefills:
-        tokens = int(batch.num_scheduled_tokens[prefilling].sum())
-        sizes.append(Size("prefill", prefills, tokens, int(lengths[prefilling].max())))
-    return sizes
+def kernels_of(module: torch.nn.Module) -> int:
+    """What a forward pass launches beside its attention once it is compiled: a kernel for each layer."""
+    if isinstance(module, (AttentionLayerBase, LogitsProcessor, ParallelLMHead)):
+        return 0
+    children = list(module.children())
+    return sum(map(kernels_of, children)) if children else 1
 
 
 def kind_of(scheduler_output: Any) -> str:
@@ -184,7 +236,14 @@ class PacedWorker(Worker):  # type: ignore[misc]
         )
         set_random_seed(self.model_config.seed)
         init_workspace_manager(self.device, 1, 1)
-        self.model_runner = PacedRunner(self.vllm_config, self.device)
+        self.model_runner = self._runner()(self.vllm_config, self.device)
+
+    def _runner(self) -> type:
+        if self.vllm_config.use_v2_model_runner:
+            return PacedRunner
+        from overlap_bench.engines.vllm.paced.runner_v1 import PacedRunnerV1
+
+        return PacedRunnerV1
 
     def determine_available_memory(self) -> int:
         """What is left for the KV cache of as many cards as the weights take, at vLLM's share of them."""

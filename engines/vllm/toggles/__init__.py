@@ -1,10 +1,11 @@
 """What people argue about in vLLM's host code, one file each, its before and its after side by side.
 
 Of two kinds. Both sides are vLLM's own, by a flag or by two ways that it has: `async_scheduling`,
-`flat_logprobs`, `block_hash`, `detokenizer`, `env_cache`, `heap`, `output_chunk`. Or one side is our own
-rewriting of what a pull request describes, as no release at hand has it: `block_map`, `block_hasher`,
-`empty_blocks`, `free_list`, `remove_all`, `slots`, `update`; each verdict says so, and is none on that pull
-request. What a pull request itself changes is measured by `--after patch=FILE` (../README.md).
+`flat_logprobs`, `block_hash`, `detokenizer`, `env_cache`, `heap`, `output_chunk`, `runner`, `spec`. Or one
+side is our own rewriting of what a pull request describes, as no release at hand has it: `block_map`,
+`block_hasher`, `empty_blocks`, `free_list`, `remove_all`, `slots`, `update`; each verdict says so, and is
+none on that pull request. What a pull request itself changes is measured by `--after patch=FILE`
+(../README.md).
 
 A toggle that an arm does not name leaves vLLM as it is installed. One that vLLM does not take is refused by
 name: before anything boots where vLLM lacks what it hangs on, or where what our own side was written after
@@ -34,7 +35,9 @@ from overlap_bench.engines.vllm.toggles import (
     heap,
     output_chunk,
     remove_all,
+    runner,
     slots,
+    spec,
     update,
 )
 from overlap_bench.engines.vllm.toggles.change import INSTALLED, PUT, Change
@@ -53,7 +56,9 @@ CHANGES: tuple[Change, ...] = (
     heap.CHANGE,
     output_chunk.CHANGE,
     remove_all.CHANGE,
+    runner.CHANGE,
     slots.CHANGE,
+    spec.CHANGE,
     update.CHANGE,
 )
 

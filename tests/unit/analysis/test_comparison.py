@@ -235,6 +235,21 @@ def test_a_counter_is_per_round_in_both_arms_where_one_records_no_steps() -> Non
     assert found == Counter(before=70.0, after=70.0, unit="per round")
 
 
+def test_a_counter_of_a_kind_of_step_is_per_step_of_that_kind() -> None:
+    measured = blocks(1.0)
+    for each in measured:
+        rounds, made = each.tables["rounds"], each.tables["steps"]
+        rounds["counter.decode_launches"] = 6
+        rounds["counter.mixed_launches"] = 6  # no step was one
+        share = (made["kind"] == "decode").mean()
+    found = mechanism(manifest().design, measured)
+    per_step = found["mixed_launches"]
+    assert per_step.unit == "per step"
+    assert per_step.before is not None
+    assert found["decode_launches"].unit == "per decode step"
+    assert found["decode_launches"].before == pytest.approx(per_step.before / share)
+
+
 def test_dropped_rows_are_counted_per_round_in_both_arms() -> None:
     """The engine counts them besides, where it dropped any."""
     measured = blocks(0.9)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from overlap_bench.engines.api import PHASES
 from overlap_bench.engines.pace import Size, make_pace
 from overlap_bench.engines.paced.device import Device, Event, Graph, Kernel, Stream
-from overlap_bench.engines.paced.tokens import EOS_ONE_IN, draw, seed_of, words_of
+from overlap_bench.engines.paced.tokens import EOS_ONE_IN, RIGHT, draw, kept, rates_of, seed_of, words_of
 
 WORDS = np.arange(10, 400, dtype=np.int64)
 PROMPTS = st.lists(st.integers(0, 1 << 17), min_size=1, max_size=40)
@@ -43,6 +43,28 @@ def test_tokens_differ_by_prompt_by_index_and_by_the_seed_of_sampling() -> None:
 def test_a_text_ends_now_and_then() -> None:
     ids = draw(np.full(100_000, 7, np.uint64), np.arange(100_000), WORDS, 3)
     assert 0.5 < (ids == 3).mean() * EOS_ONE_IN < 2
+
+
+def test_which_drafts_are_right_follows_from_prompt_and_index_alone() -> None:
+    seeds = np.array([[seed_of(each, None)] for each in ([1, 2], [1, 3], [1, 2])], np.uint64)
+    positions = np.arange(400)[:, None] + np.arange(3)
+    rates = np.full(3, RIGHT)
+    rows = [kept(np.broadcast_to(seed, (400, 1)), positions, rates) for seed in seeds]
+    assert rows[0].tolist() == rows[2].tolist() != rows[1].tolist()
+    assert set(rows[0].tolist()) == {0, 1, 2, 3}
+    # A draft that is right is so in any step that it is in.
+    right = rows[0] > 0
+    for at, count in enumerate(rows[0][:-3]):
+        assert all(right[at : at + count])
+        assert count == 3 or not right[at + count]
+
+
+@pytest.mark.parametrize("stated", [[0.5, 0.25, 0.125], [1.0, 0.5, 0.0], [0.9], [0.0, 0.0]])
+def test_as_many_drafts_are_right_as_somebody_states(stated: list[float]) -> None:
+    seeds = np.arange(20_000, dtype=np.uint64)[:, None]
+    found = kept(seeds, np.full((20_000, 1), 77) + np.arange(len(stated)), rates_of(stated))
+    for upto, share in enumerate(stated, 1):
+        assert (found >= upto).mean() == pytest.approx(share, abs=0.015)
 
 
 def test_words_are_whole_characters() -> None:
@@ -97,6 +119,33 @@ def test_what_a_step_asks_for_is_counted_by_its_kind() -> None:
     assert device.counts["prefill"].of_a_step()["launches"] == 4
 
 
+@pytest.mark.parametrize(("kernels", "launches", "replays"), [(0, 6, 4), (30, 36, 0)])
+def test_a_step_without_a_graph_of_its_own_runs_in_pieces(
+    kernels: int, launches: int, replays: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = make_device("decode=1us,prefill=10us,launch=3us,replay=10us")
+    spent: list[int] = []
+    monkeypatch.setattr(device.clock, "spend", spent.append, raising=False)
+    device.begin("prefill")
+    device.program.sizes = [Size("prefill", 1, 1, 1)]
+    device.run_pieces(4, kernels, between=2)
+    counts = device.counts["prefill"]
+    assert (counts.launches, counts.replays) == (launches, replays)
+    assert sum(spent) == pytest.approx(3_000 * launches + 10_000 * replays, abs=4)
+    assert device.clock.busy_ns == 10_000
+    assert device.program.begin_ns <= device.program.end_ns - 10_000
+    assert device.asked()["prefill_launches"] == launches
+    assert device.asked()["decode_launches"] == 0
+
+
+def test_a_host_that_launches_slowly_leaves_the_device_idle_between_two_pieces() -> None:
+    device = make_device("decode=1us,prefill=10us,replay=50us")
+    device.begin("prefill")
+    device.program.sizes = [Size("prefill", 1, 1, 1)]
+    device.run_pieces(4, 0, between=2)
+    assert device.program.end_ns - device.program.begin_ns >= 3 * 50_000
+
+
 def test_torchs_operations_are_counted_and_its_views_are_not() -> None:
     import torch
 
@@ -116,7 +165,10 @@ def test_a_device_that_boots_is_not_paced() -> None:
     device = make_device("50ms")
     device.serving = False
     Graph().replay()
+    Kernel(None, None)()
+    device.run_pieces(4, 0, between=2)
     assert device.clock.free == 0
+    assert not any(device.asked().values())
 
 
 def test_a_tool_sees_one_range_after_the_other_with_the_step_they_are_for() -> None:

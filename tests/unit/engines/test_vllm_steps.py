@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 from enum import Enum, auto
 from time import perf_counter_ns
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from overlap_bench.engines.paced.device import Program
 from overlap_bench.engines.steps import processed
 from overlap_bench.engines.tracing import SETTLED
 from overlap_bench.engines.vllm.steps import Steps, finish_begun
-from overlap_bench.harness.run.records import broken, steps_frame
+from overlap_bench.harness.run.records import beside_frame, broken, steps_frame
 
 
 def scheduled(
@@ -113,6 +113,31 @@ def test_a_call_that_schedules_nothing_is_no_step() -> None:
     assert list(steps_frame(steps.record())["step"]) == [0]
 
 
+def test_drafts_count_and_so_do_the_tokens_that_a_step_gives() -> None:
+    steps = Steps()
+    drafts = {"a": [-1] * 3, "b": [-1] * 3, "c": [-1]}  # c is a prompt's last token, and only filled up
+    given = SimpleNamespace(sampled_token_ids=[[5, 6, 7], [8], []], req_id_to_index={"a": 0, "b": 1, "c": 2})
+    for _ in range(2):
+        steps.made(scheduled(old={"a": 1, "b": 1, "c": 0}), 0, 1)
+        steps.verified(drafts, given)
+        steps.finished(0, 5, 6, given=4)
+    record = steps.record()
+    assert record.counters == {"draft_tokens": 14, "accepted_drafts": 4}
+    assert list(steps_frame(record)["given"]) == [4, 4]
+    steps.clear()
+    assert not steps.record().counters
+
+
+def test_a_round_has_what_its_own_steps_asked_of_the_driver() -> None:
+    steps, asked = Steps(), Counter(decode_launches=40, prefill_replays=33)
+    steps.ledger = lambda: Counter(asked)
+    steps.clear()
+    asked["decode_launches"] += 14
+    assert steps.record().counters == {"decode_launches": 14}
+    steps.clear()
+    assert not steps.record().counters
+
+
 def test_preemptions_count_for_the_step_whose_scheduling_needed_them() -> None:
     steps = Steps()
     steps.preempted = 2
@@ -185,6 +210,23 @@ def test_what_is_sent_on_another_thread_is_in_the_profile_and_its_time_counted()
     assert record.counters["send_ns"] == row[4] - began > 0
     steps.clear()
     assert "send_ns" not in steps.record().counters
+
+
+def test_what_is_sent_is_told_of_a_round_with_delays_and_is_delayed() -> None:
+    steps = Steps()
+    steps.sent(perf_counter_ns())
+    assert steps.record().beside == []
+    steps.put_delay("send", 1000)
+    steps.sent(began := perf_counter_ns())
+    (told,) = steps.record().beside
+    (row,) = np.frombuffer(told.data, np.int64).reshape(told.rows, 5).tolist()
+    assert told.names[row[1]] == "send"
+    assert row[3] == began
+    assert row[4] - began >= 1000
+    assert list(beside_frame(steps.record())["phase"]) == ["send"]
+    assert steps.put_delay("", 0) >= 1000
+    steps.clear()
+    assert steps.record().beside == []
 
 
 class State(Enum):
