@@ -104,6 +104,9 @@ class Loop(Scheduler):  # type: ignore[misc]
     """SGLang's scheduler. `feed` gives the requests that have come, and may sleep; `admit` is told of each
     request that gets a place; `say` gets each message to the detokenizer, as SGLang makes and packs it."""
 
+    running_batch: Any
+    last_batch: Any
+
     def __init__(
         self,
         arguments: ServerArgs,

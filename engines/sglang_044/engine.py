@@ -182,7 +182,8 @@ class SglangEngine(api.Engine):
         self._loop.steps.clear()
 
     def delay(self, phase: str, ns: int) -> int:
-        return self._loop.steps.delay.put(phase, ns)
+        took: int = self._loop.steps.delay.put(phase, ns)
+        return took
 
     def begin_profile(self, steps: int) -> None:
         if not self.options.recorder:
