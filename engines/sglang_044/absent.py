@@ -1,4 +1,4 @@
-"""Packages that SGLang 0.4.4 imports and no step of ours comes to: empty modules stand in for them.
+"""Packages that SGLang imports and no step of ours comes to: empty modules stand in for them.
 
 Once `seal` was called, whatever touches one ends the round: nothing of a step can be theirs.
 """
@@ -6,7 +6,7 @@ Once `seal` was called, whatever touches one ends the round: nothing of a step c
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -14,7 +14,7 @@ from typing import Any
 
 from overlap_bench.engines.api import EngineError
 
-ABSENT = {
+ABSENT = {  # by 0.4.4
     "vllm": "layers of models and quantization; 0.4.4 wants 0.7",
     "sgl_kernel": "CUDA kernels of sampling, normalization and speculation",
     "gguf": "a format of weights",
@@ -67,10 +67,13 @@ class _Module(ModuleType):
 
 
 class Finder(MetaPathFinder, Loader):
-    """Finds `ABSENT`, and all that they may contain."""
+    """Finds packages of these names, and all that they may contain."""
+
+    def __init__(self, absent: Collection[str]) -> None:
+        self.absent = absent
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
-        if name.partition(".")[0] not in ABSENT:
+        if name.partition(".")[0] not in self.absent:
             return None
         touched(name)
         return ModuleSpec(name, self, is_package=True)
@@ -82,7 +85,7 @@ class Finder(MetaPathFinder, Loader):
         pass
 
 
-def import_without() -> None:
+def import_without(absent: Collection[str]) -> None:
     """Put them in place, before SGLang is imported. Transformers looks for some itself: it comes first."""
     import torch
     import torch._dynamo  # noqa: F401
@@ -94,4 +97,4 @@ def import_without() -> None:
     for name in ("default_cache_dir", "default_dump_dir", "default_override_dir"):
         if not hasattr(cache, name):  # Triton's since 3.2: SGLang's own cache manager takes them, unused here
             setattr(cache, name, None)
-    sys.meta_path.insert(0, Finder())
+    sys.meta_path.insert(0, Finder(absent))

@@ -60,11 +60,23 @@ class Card(Device):
 
 def install(card: Card) -> None:
     """Put it in the place of CUDA in this process. Before SGLang makes its workers."""
+    take_place(card)
+    for name in BLOCKING:
+        setattr(torch.Tensor, name, _blocking(card, getattr(torch.Tensor, name)))
+
+
+def take_place(card: Device) -> None:
+    """What SGLang finds as the device's module is this card, whatever it calls its device."""
     take_cuda(card)
     torch.cuda.synchronize = lambda device=None: None
     torch.get_device_module = lambda device=None: torch.cuda
-    for name in BLOCKING:
-        setattr(torch.Tensor, name, _blocking(card, getattr(torch.Tensor, name)))
+    torch.cuda.set_device = lambda device: None
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.is_current_stream_capturing = lambda: False
+    torch.cuda.get_device_name = lambda device=None: "NVIDIA H100"  # as Triton's driver says here
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    torch.cuda.graph_pool_handle = lambda: (0, 0)
+    torch.cuda.stream = torch.cuda.StreamContext = lambda stream: stream  # entered again and again
 
 
 def _blocking(card: Card, read: Callable[..., Any]) -> Callable[..., Any]:

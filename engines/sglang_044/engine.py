@@ -1,4 +1,5 @@
-"""SGLang 0.4.4 in the host's own process, behind the contract of an engine."""
+"""SGLang's scheduler in the host's own process, behind the contract of an engine: what both of its versions
+share of it, and 0.4.4's."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -14,15 +15,18 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from overlap_bench.engines import api
 from overlap_bench.engines.machine import cpu_model
 from overlap_bench.engines.overlap.presets import PRESETS, SHAPES, tokenizer_file
-from overlap_bench.engines.pace import make_pace
+from overlap_bench.engines.pace import Pace, make_pace
 from overlap_bench.engines.sglang_044 import GIL, REPLACED, SPEC, VERSION, absent, folder
 from overlap_bench.engines.sglang_044.answer import Active
 from overlap_bench.engines.sglang_044.toggles.sync import POLICIES
+
+if TYPE_CHECKING:
+    from overlap_bench.engines.sglang_044.card import Card
 
 USED = (
     "model", "device", "dtype", "seed", "max_batch_size", "prefill_max_tokens", "stream_interval",
@@ -40,44 +44,53 @@ class Stopped(Exception):
 
 def build(options: api.EngineOptions, toggles: dict[str, str]) -> api.Engine:
     """What the host calls (api.EngineSpec.build). BadSetting for what can't work."""
-    _check_interpreter()
-    _check_options(options)
-    if os.environ.get(GIL, RELEASED) not in (HELD, RELEASED):
-        raise api.BadSetting(f"{GIL} is {HELD} or {RELEASED}, not '{os.environ[GIL]}'")
-    os.environ["OMP_NUM_THREADS"] = "1"  # nothing computes; more threads would wake for each small operation
-    return SglangEngine(options, SPEC.check(toggles))
-
-
-def _check_interpreter() -> None:
-    try:
-        found = version("sglang")
-    except PackageNotFoundError:
-        found = "none"
-    if found != VERSION:
-        raise api.BadSetting(
-            f"engine {SPEC.name} needs sglang {VERSION}, and {sys.executable} has {found}: name one that has "
-            "it by --set python=PATH (engines/sglang_044/README.md says how it is made)"
-        )
-    if lacking := [name for name in NEEDED if find_spec(name) is None]:
-        missing = ", no ".join(lacking)
-        raise api.BadSetting(f"{sys.executable} has no {missing}, which SGLang {VERSION} needs here")
-
-
-def _check_options(options: api.EngineOptions) -> None:
-    name = SPEC.name
-    if not options.pace:
-        raise api.BadSetting(f"engine {name} runs on a device that is a clock: --pace 10ms, or a profile")
-    options.refuse_unused(name, USED)
-    if options.device != "auto":
-        raise api.BadSetting(f"device '{options.device}': engine {name} has the clock alone; leave it out")
+    check_interpreter(SPEC.name, VERSION, NEEDED, "engines/sglang_044/README.md")
+    check_options(SPEC.name, options)
     if options.max_batch_size > CAPTURED:
         raise api.BadSetting(
             f"max_batch_size={options.max_batch_size}: SGLang {VERSION} captures graphs for at most "
             f"{CAPTURED} requests"
         )
+    return Sglang044(options, SPEC.check(toggles))
+
+
+def check_interpreter(name: str, needed: str, packages: Sequence[str], document: str) -> None:
+    """BadSetting where this interpreter has another SGLang, or lacks packages that it needs here."""
+    try:
+        found = version("sglang")
+    except PackageNotFoundError:
+        found = "none"
+    if found != needed:
+        raise api.BadSetting(
+            f"engine {name} needs sglang {needed}, and {sys.executable} has {found}: name one that has "
+            f"it by --set python=PATH ({document} says how it is made)"
+        )
+    if lacking := [each for each in packages if find_spec(each) is None]:
+        missing = ", no ".join(lacking)
+        raise api.BadSetting(f"{sys.executable} has no {missing}, which SGLang {needed} needs here")
+
+
+def check_options(name: str, options: api.EngineOptions) -> None:
+    """BadSetting for what no SGLang of ours does."""
+    if not options.pace:
+        raise api.BadSetting(f"engine {name} runs on a device that is a clock: --pace 10ms, or a profile")
+    options.refuse_unused(name, USED)
+    if options.device != "auto":
+        raise api.BadSetting(f"device '{options.device}': engine {name} has the clock alone; leave it out")
+    if os.environ.get(GIL, RELEASED) not in (HELD, RELEASED):
+        raise api.BadSetting(f"{GIL} is {HELD} or {RELEASED}, not '{os.environ[GIL]}'")
+    os.environ["OMP_NUM_THREADS"] = "1"  # nothing computes; more threads would wake for each small operation
 
 
 class SglangEngine(api.Engine):
+    """SGLang's scheduler as an engine; what differs by its version is a subclass's."""
+
+    name: ClassVar[str]
+    replaced: ClassVar[str]
+    absent: ClassVar[Collection[str]]
+    _loop: Any
+    _card: Card
+
     def __init__(self, options: api.EngineOptions, toggles: dict[str, str]) -> None:
         self.options = options
         self.toggles = toggles
@@ -93,30 +106,40 @@ class SglangEngine(api.Engine):
 
     def start(self, events: api.EventSink) -> api.Description:
         self.events = events
-        absent.import_without()
+        absent.import_without(self.absent)
         logging.getLogger("sglang").setLevel(logging.WARNING)
-
-        # All of it imports SGLang.
         from overlap_bench.engines.paced.tokens import vocabulary
-        from overlap_bench.engines.sglang_044 import card, scheduler, worker
 
-        self._card = card.Card(make_pace(self.options.pace), held=os.environ.get(GIL) == HELD)
-        card.install(self._card)
-        worker.install(self._card, POLICIES[self.toggles.get("sync", "launch-and-copy")])
-        with card.OnHost():
-            self._loop = scheduler.Loop(
-                self._arguments(),
-                self._card,
-                self._feed,
-                self._admit,
-                self._say,
-                self.options.plant_ns if self.options.plant_at else None,
-            )
+        self.open()
         self._tokenizer = self._loop.tokenizer
         self._words = vocabulary(len(self._tokenizer), lambda each: str(self._tokenizer.decode([each])))
         self._card.serving = True
         absent.seal()
         return self._describe()
+
+    def open(self) -> None:
+        """Make its card and its scheduler, of what imports SGLang."""
+        raise NotImplementedError
+
+    def loop(self) -> None:
+        """Run its event loop, until `Stopped`."""
+        raise NotImplementedError
+
+    def tokenized(self, name: str, request: api.Request, ids: list[int]) -> Any:
+        """Request as SGLang's tokenizer process sends it."""
+        raise NotImplementedError
+
+    @property
+    def pace(self) -> Pace:
+        return make_pace(self.options.pace)
+
+    @property
+    def held(self) -> bool:
+        return os.environ.get(GIL) == HELD
+
+    @property
+    def planted_ns(self) -> int | None:
+        return self.options.plant_ns if self.options.plant_at else None
 
     def stop(self) -> None:
         if self._saved is not None:
@@ -135,7 +158,7 @@ class SglangEngine(api.Engine):
         name = f"{next(self._names):012d}"  # SGLang takes what begins with a name for it
         self._active[name] = Active(request, ids, accepted, perf_counter_ns())
         self._named[request.id] = name
-        self._inbox.append(self._tokenized(name, request, ids))
+        self._inbox.append(self.tokenized(name, request, ids))
 
     def cancel(self, request: int) -> None:
         name = self._named.pop(request, None)
@@ -143,14 +166,13 @@ class SglangEngine(api.Engine):
             return
         from sglang.srt.managers.io_struct import AbortReq
 
-        self._inbox.append(AbortReq(name))
+        self._inbox.append(AbortReq(rid=name))
         self.events.send([self._active.pop(name).finish("cancelled")])
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
         self._pump = pump
-        overlap = self.toggles["schedule"] == "overlap"
         with suppress(Stopped):
-            (self._loop.event_loop_overlap if overlap else self._loop.event_loop_normal)()
+            self.loop()
 
     def drain(self) -> None:
         self._loop.finish_begun()
@@ -160,7 +182,8 @@ class SglangEngine(api.Engine):
         self._loop.steps.clear()
 
     def delay(self, phase: str, ns: int) -> int:
-        return self._loop.steps.delay.put(phase, ns)
+        took: int = self._loop.steps.delay.put(phase, ns)
+        return took
 
     def begin_profile(self, steps: int) -> None:
         if not self.options.recorder:
@@ -169,7 +192,6 @@ class SglangEngine(api.Engine):
         self._loop.steps.begin_profile(steps)
 
     def collect(self) -> api.RoundRecord:
-        self._loop.steps.launching = self._card.native
         return self._loop.steps.record() if self.options.recorder else api.RoundRecord()
 
     # -- what SGLang calls -----------------------------------------------------------------------------------
@@ -181,9 +203,9 @@ class SglangEngine(api.Engine):
         given, self._inbox = self._inbox, []
         return given
 
-    def _admit(self, request: Any) -> None:
+    def _admit(self, name: str, place: int) -> None:
         """Put the answer of a request that got a place in the pool there."""
-        active = self._active.get(request.rid)
+        active = self._active.get(name)
         if active is None:
             return
         import torch
@@ -192,7 +214,7 @@ class SglangEngine(api.Engine):
             active.admitted_ns = perf_counter_ns()
             active.answer = torch.from_numpy(self._answer(active))
         begin = len(active.prompt)
-        self._loop.answers[request.req_pool_idx, begin : begin + len(active.answer)] = active.answer
+        self._loop.answers[place, begin : begin + len(active.answer)] = active.answer
 
     def _answer(self, active: Active) -> Any:
         import numpy as np
@@ -214,7 +236,7 @@ class SglangEngine(api.Engine):
             active = self._active.get(name)
             if active is None:
                 continue
-            said += active.events(ids, total, finished, decode)
+            said += active.events(list(ids), total, finished, decode)
             if finished is not None:
                 del self._active[name]
                 self._named.pop(active.request.id, None)
@@ -223,10 +245,8 @@ class SglangEngine(api.Engine):
 
     # -- how it is made --------------------------------------------------------------------------------------
 
-    def _arguments(self) -> Any:
+    def arguments(self, attention: str) -> dict[str, Any]:
         """Arguments of its server. The device is called "cpu", for tensors are the host's."""
-        from sglang.srt.server_args import ServerArgs
-
         options = self.options
         known = {**PRESETS, **SHAPES}
         path = Path(options.model).expanduser()
@@ -235,26 +255,84 @@ class SglangEngine(api.Engine):
             path = Path(self._saved.name)
             folder.save(known[options.model], path)
         slots = options.max_batch_size * (options.max_context + SPARE)
-        return ServerArgs(
-            model_path=str(path),
-            device="cpu",
-            dtype=options.dtype,
-            context_length=options.max_context + SPARE,
-            max_running_requests=options.max_batch_size,
-            max_total_tokens=options.num_blocks * options.block_size if options.num_blocks else slots,
-            max_prefill_tokens=max(options.prefill_max_tokens, 1),
-            chunked_prefill_size=options.prefill_max_tokens,
-            stream_interval=options.stream_interval,
-            random_seed=options.seed,
-            watchdog_timeout=1e8,  # s; then it kills the parent of who runs no step, as in another's turn
-            attention_backend=self.toggles["attention"],
-            sampling_backend="pytorch",
-            disable_overlap_schedule=self.toggles["schedule"] == "normal",
-            disable_radix_cache=not options.prefix_cache,
+        return {
+            "model_path": str(path),
+            "device": "cpu",
+            "dtype": options.dtype,
+            "context_length": options.max_context + SPARE,
+            "max_running_requests": options.max_batch_size,
+            "max_total_tokens": options.num_blocks * options.block_size if options.num_blocks else slots,
+            "max_prefill_tokens": max(options.prefill_max_tokens, 1),
+            "chunked_prefill_size": options.prefill_max_tokens,
+            "stream_interval": options.stream_interval,
+            "random_seed": options.seed,
+            # s; then it kills the parent of who runs no step, as in another's turn
+            "watchdog_timeout": 1e8,
+            "attention_backend": attention,
+            "sampling_backend": "pytorch",
+            "disable_overlap_schedule": self.toggles["schedule"] == "normal",
+            "disable_radix_cache": not options.prefix_cache,
+        }
+
+    def _describe(self) -> api.Description:
+        config = self._loop.model_config
+        return api.Description(
+            engine=self.name,
+            versions={
+                "python": platform.python_version(),
+                **{name: version(name) for name in ("sglang", "torch", "transformers", "triton")},
+            },
+            device={
+                "kind": f"paced: {make_pace(self.options.pace).name}",
+                "name": cpu_model(),
+                "replaced": self.replaced,
+            },
+            model={
+                "name": self.options.model,
+                "dtype": self.options.dtype,
+                "vocabulary": config.vocab_size,
+                "context": self.options.max_context,
+                "kv_tokens": self._loop.max_total_num_tokens,
+                "tokenizer": str(tokenizer_file(self.options.model)),
+            },
+            toggles=self.toggles,
+            deterministic=True,
+            pids={"engine": os.getpid()},
         )
 
-    def _tokenized(self, name: str, request: api.Request, ids: list[int]) -> Any:
-        """Request as SGLang's tokenizer process sends it."""
+
+class Sglang044(SglangEngine):
+    name = SPEC.name
+    replaced = REPLACED
+    absent = absent.ABSENT
+
+    def open(self) -> None:
+        from sglang.srt.server_args import ServerArgs
+
+        from overlap_bench.engines.sglang_044 import card, scheduler, worker
+
+        self._card = card.Card(self.pace, held=self.held)
+        card.install(self._card)
+        worker.install(self._card, POLICIES[self.toggles.get("sync", "launch-and-copy")])
+        with card.OnHost():
+            self._loop = scheduler.Loop(
+                ServerArgs(**self.arguments(self.toggles["attention"])),
+                self._card,
+                self._feed,
+                self._admit,
+                self._say,
+                self.planted_ns,
+            )
+
+    def loop(self) -> None:
+        overlap = self.toggles["schedule"] == "overlap"
+        (self._loop.event_loop_overlap if overlap else self._loop.event_loop_normal)()
+
+    def collect(self) -> api.RoundRecord:
+        self._loop.steps.launching = self._card.native
+        return super().collect()
+
+    def tokenized(self, name: str, request: api.Request, ids: list[int]) -> Any:
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -276,30 +354,4 @@ class SglangEngine(api.Engine):
             top_logprobs_num=0,
             token_ids_logprob=None,
             stream=True,
-        )
-
-    def _describe(self) -> api.Description:
-        config = self._loop.model_config
-        return api.Description(
-            engine=SPEC.name,
-            versions={
-                "python": platform.python_version(),
-                **{name: version(name) for name in ("sglang", "torch", "transformers", "triton")},
-            },
-            device={
-                "kind": f"paced: {make_pace(self.options.pace).name}",
-                "name": cpu_model(),
-                "replaced": REPLACED,
-            },
-            model={
-                "name": self.options.model,
-                "dtype": self.options.dtype,
-                "vocabulary": config.vocab_size,
-                "context": self.options.max_context,
-                "kv_tokens": self._loop.max_total_num_tokens,
-                "tokenizer": str(tokenizer_file(self.options.model)),
-            },
-            toggles=self.toggles,
-            deterministic=True,
-            pids={"engine": os.getpid()},
         )

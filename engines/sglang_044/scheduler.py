@@ -34,7 +34,7 @@ class Loop(Scheduler):  # type: ignore[misc]
         arguments: ServerArgs,
         card: Card,
         feed: Callable[[], list[Any]],
-        admit: Callable[[Any], None],
+        admit: Callable[[str, int], None],
         say: Callable[[Any], None],
         planted_ns: int | None,
     ) -> None:
@@ -84,7 +84,7 @@ class Loop(Scheduler):  # type: ignore[misc]
     def get_new_batch_prefill(self) -> Any:
         batch = None if self._parking else super().get_new_batch_prefill()
         for request in batch.reqs if batch else ():
-            self._admit(request)
+            self._admit(request.rid, request.req_pool_idx)
         return batch
 
     def update_running_batch(self, batch: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What SGLang 0.4.4 gives on a clock, as JSON: run by the interpreter that has it.
+"""What an SGLang gives on a clock, as JSON: run by the interpreter that has it.
 
-python -m tests.support.small_sglang SCHEDULE ATTENTION [SYNC]
+python -m tests.support.small_sglang PACKAGE TOGGLE=CHOICE ...
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import Any
 
 from overlap_bench.engines import api
-from overlap_bench.engines.sglang_044 import engine as sglang
 
 PACE = "decode=1ms,prefill=1ms+1us*tokens,launch=2us,replay=20us,copy=2us,wake=5us"
 PROMPTS = [[10 + row, *range(40, 44 + 3 * row)] for row in range(8)]
@@ -98,11 +97,10 @@ def steps_of(record: api.RoundRecord) -> list[dict[str, int]]:
     ]
 
 
-def break_off(engine: api.Engine, script: Script) -> str:
+def break_off(package: str, engine: api.Engine, script: Script) -> str:
     """What ends a round in which a step comes to a package that isn't there."""
-    from overlap_bench.engines.sglang_044.worker import Model
-
-    Model.forward = lambda *given, **named: import_module("vllm.ops")  # type: ignore[method-assign]
+    model = import_module(f"{package}.worker").Model
+    model.forward = lambda *given, **named: import_module("vllm.ops")
     try:
         engine.run(script.pump)
     except api.EngineError as error:
@@ -111,12 +109,14 @@ def break_off(engine: api.Engine, script: Script) -> str:
 
 
 def main() -> None:
-    toggles = dict(zip(("schedule", "attention", "sync"), sys.argv[1:], strict=False))
+    package = f"overlap_bench.engines.{sys.argv[1]}"
+    toggles = dict(each.split("=") for each in sys.argv[2:])
+    cached = toggles.pop("prefix_cache", "off") == "on"
     options = api.EngineOptions(
         model="tiny-llama", pace=PACE, max_batch_size=16, max_context=256, stream_interval=1,
-        prefill_max_tokens=64, num_blocks=32, prefix_cache=toggles["attention"] == "triton",
+        prefill_max_tokens=64, num_blocks=32, prefix_cache=cached,
     )  # fmt: skip
-    engine, sink = sglang.build(options, toggles), Sink()
+    engine, sink = import_module(f"{package}.engine").build(options, toggles), Sink()
     described = engine.start(sink)
     together = [api.Request(row, prompt, TOKENS) for row, prompt in enumerate(PROMPTS)]
     alone = [api.Request(3, PROMPTS[3], TOKENS)]
@@ -143,7 +143,7 @@ def main() -> None:
     rounds = {"stopped": Round([api.Request(3, PROMPTS[3], TOKENS, stop=[whole[12:16]])])}
     last = Script(engine, sink, rounds)
     engine.run(last.pump)
-    broken = break_off(engine, Script(engine, sink, {"broken": Round(alone)}))
+    broken = break_off(package, engine, Script(engine, sink, {"broken": Round(alone)}))
     engine.stop()
     print(
         json.dumps(

@@ -69,7 +69,7 @@ def test_each_choice_has_its_policy_and_means_nothing_without_overlap() -> None:
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "meta_path", [absent.Finder(), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [absent.Finder(absent.ABSENT), *sys.meta_path])
     monkeypatch.setattr(absent, "_sealed", [])
     kept = dict(sys.modules)
     yield

@@ -1,4 +1,5 @@
-"""SGLang 0.4.4's own scheduler on a clock, where BENCH_SGLANG044 names an interpreter that has it."""
+"""SGLang's own scheduler on a clock, 0.4.4's and today's, where BENCH_SGLANG044 and BENCH_SGLANG_PACED name
+interpreters that have them."""
 
 from __future__ import annotations
 
@@ -15,29 +16,50 @@ from overlap_bench.harness.metrics.definitions import SLICED
 from tests.support.bench_command import PATIENCE_S, compared
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = os.environ.get("BENCH_SGLANG044", "")
-pytestmark = pytest.mark.skipif(
-    not PYTHON, reason="BENCH_SGLANG044 names no interpreter that has SGLang 0.4.4"
-)
-Said = dict[str, dict[str, Any]]
-WAYS = {
-    "normal": ("normal", "flashinfer"),
-    "released": ("overlap", "flashinfer", "launch-and-copy"),
-    "swapped": ("overlap", "triton", "copy-then-launch"),
-    "dropped": ("overlap", "flashinfer", "copy-done"),
+PYTHON = {
+    "sglang": os.environ.get("BENCH_SGLANG_PACED", ""),
+    "sglang_044": os.environ.get("BENCH_SGLANG044", ""),
 }
+WAYS = {
+    "sglang": {
+        "normal": "schedule=normal",
+        "cached": "schedule=normal prefix_cache=on",
+        "overlap": "schedule=overlap",
+        "overlap, cached": "schedule=overlap prefix_cache=on",
+    },
+    "sglang_044": {
+        "normal": "schedule=normal attention=flashinfer",
+        "released": "schedule=overlap attention=flashinfer sync=launch-and-copy",
+        "swapped": "schedule=overlap attention=triton sync=copy-then-launch prefix_cache=on",
+        "dropped": "schedule=overlap attention=flashinfer sync=copy-done",
+    },
+}
+THREADED = ("released", "swapped", "dropped")  # the forward pass is launched by another thread
 LAUNCH, COPY = "wait.launch_done.start", "wait.copy_done.start"
+Said = dict[str, dict[str, Any]]
+
+
+def have(package: str) -> str:
+    """Interpreter that has it, or the test is skipped."""
+    if not PYTHON[package]:
+        pytest.skip(f"no interpreter is named that has {package}")
+    return PYTHON[package]
+
+
+@pytest.fixture(scope="module", params=sorted(WAYS))
+def package(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
+def said(package: str, tmp_path_factory: pytest.TempPathFactory) -> Said:
     """What it gave, each way."""
     found = {}
-    for way, choices in WAYS.items():
+    for way, choices in WAYS[package].items():
         done = subprocess.run(
-            [PYTHON, "-m", "tests.support.small_sglang", *choices],
+            [have(package), "-m", "tests.support.small_sglang", package, *choices.split()],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-            cwd=tmp_path_factory.mktemp(way),
+            cwd=tmp_path_factory.mktemp("way"),
             capture_output=True,
             encoding="utf-8",
             timeout=PATIENCE_S,
@@ -107,16 +129,24 @@ def test_a_decode_step_is_one_replay_and_a_launch_of_triton(said: Said) -> None:
 def test_a_step_that_comes_to_an_absent_package_ends_the_round(said: Said) -> None:
     for way, each in said.items():
         assert "came to vllm.ops in a step" in each["broken"]
-        assert ("forward thread" in each["broken"]) == (way != "normal")
+        assert ("forward thread" in each["broken"]) == (way in THREADED)
 
 
-@pytest.mark.parametrize("variant", ["sglang044-copy-done", "sglang044-copy-then-launch"])
-def test_a_variant_gives_equal_outputs_in_turns(tmp_path: Path, variant: str) -> None:
+@pytest.mark.parametrize(
+    ("package", "variant"),
+    [
+        ("sglang", "sglang-overlap"),
+        ("sglang_044", "sglang044-copy-done"),
+        ("sglang_044", "sglang044-copy-then-launch"),
+    ],
+)
+def test_a_variant_gives_equal_outputs_in_turns(tmp_path: Path, package: str, variant: str) -> None:
     found = compared(
         *("--variant", variant, "--pace", "3ms", "--blocks", "2", "--all"),
-        *("--set", f"python={PYTHON}", "--max-new-tokens", "32", "--num-requests", "16"),
+        *("--set", f"python={have(package)}", "--max-new-tokens", "32", "--num-requests", "16"),
         out=tmp_path,
     )
     metrics = found["metrics"]
     assert metrics[SLICED]["before"] > 3
-    assert metrics["phase_wait_launch_done_us"]["before"] > 0
+    waited = metrics.get("phase_wait_launch_done_us", {}).get("before") or 0
+    assert (waited > 0) == (package == "sglang_044")

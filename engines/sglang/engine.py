@@ -1,0 +1,84 @@
+"""SGLang 0.5.23 in the host's own process, behind the contract of an engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from overlap_bench.engines import api
+from overlap_bench.engines.sglang import REPLACED, SPEC, VERSION
+from overlap_bench.engines.sglang.absent import ABSENT
+from overlap_bench.engines.sglang_044.engine import SglangEngine, check_interpreter, check_options
+
+NEEDED = ("torch", "triton", "transformers", "msgspec", "orjson", "openai", "compressed_tensors", "zmq")
+
+
+def build(options: api.EngineOptions, toggles: dict[str, str]) -> api.Engine:
+    """What the host calls (api.EngineSpec.build). BadSetting for what can't work."""
+    check_interpreter(SPEC.name, VERSION, NEEDED, "engines/sglang/README.md")
+    check_options(SPEC.name, options)
+    return Sglang(options, SPEC.check(toggles))
+
+
+class Sglang(SglangEngine):
+    name = SPEC.name
+    replaced = REPLACED
+    absent = ABSENT
+
+    def open(self) -> None:
+        from overlap_bench.engines.sglang import platform
+        from overlap_bench.engines.sglang_044 import card
+
+        self._card = card.Card(self.pace, held=self.held)
+        card.take_place(self._card)
+        platform.install()
+
+        from sglang.srt.runtime_context import SpawnRanks, publish
+        from sglang.srt.server_args import ServerArgs
+
+        from overlap_bench.engines.sglang import scheduler, worker
+
+        worker.install(self._card)
+        arguments = ServerArgs(**self.arguments("triton"), grammar_backend="none")
+        publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+        with card.OnHost(), TemporaryDirectory(prefix="ranks-") as folder:
+            # One rank finds itself by a file, and by no port.
+            os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = (Path(folder) / "store").as_uri()
+            self._loop = scheduler.Loop(
+                arguments, self._card, self._feed, self._admit, self._say, self.planted_ns
+            )
+
+    def loop(self) -> None:
+        # As on a card: what writes to buffers that both streams use waits for the step that reads them.
+        os.environ["SGLANG_ENABLE_WAR_BARRIER"] = "1"
+        self._loop.run_event_loop()
+
+    def tokenized(self, name: str, request: api.Request, ids: list[int]) -> Any:
+        from array import array
+
+        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        sampling = SamplingParams(
+            max_new_tokens=request.max_new_tokens,
+            temperature=0,
+            stop=request.stop or None,
+            ignore_eos=not request.stop_on_eos,
+        )
+        sampling.normalize(self._tokenizer)
+        return TokenizedGenerateReqInput(
+            rid=name,
+            input_text="",
+            input_ids=array("q", ids),
+            input_embeds=None,
+            mm_inputs=None,
+            token_type_ids=None,
+            sampling_params=sampling,
+            return_logprob=False,
+            logprob_start_len=-1,
+            top_logprobs_num=0,
+            token_ids_logprob=None,
+            stream=True,
+        )

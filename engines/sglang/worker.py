@@ -1,0 +1,99 @@
+"""SGLang's model runner on the card that is a clock: what stands between them and CUDA is ours, and nothing
+else is."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import sglang.srt.distributed.bootstrap as bootstrap
+import sglang.srt.layers.attention.triton_backend as triton_backend
+import sglang.srt.model_executor.model_runner as model_runner
+import sglang.srt.model_executor.runner.decode_cuda_graph_runner as decode_runner
+import torch
+from sglang.srt.arg_groups.cuda_graph_hook import generate_decode_cuda_graph_batch_sizes
+from sglang.srt.configs.shared_experts import SharedExpertsConfig
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.model_executor.cuda_graph_config import Backend
+from sglang.srt.runtime_context import get_exec
+
+from overlap_bench.engines.pace import Size
+from overlap_bench.engines.sglang_044.card import Card
+
+CORES = 132  # of the card, an H100's
+
+
+class Model(torch.nn.Module):  # type: ignore[misc]
+    """The model: its forward pass is a program of the clock. Its logits have one column, for the sampler to
+    look at."""
+
+    shared_experts_config = SharedExpertsConfig()
+
+    def __init__(self, card: Card) -> None:
+        super().__init__()
+        self.card = card
+
+    def forward(self, input_ids: Any, positions: Any, batch: Any, **named: Any) -> Any:
+        if not batch.forward_mode.is_decode():  # a decode is a replay
+            self.card.prepared()
+            self.card.forward()
+        return LogitsProcessorOutput(next_token_logits=torch.zeros(batch.batch_size, 1))
+
+
+class UnfilledPool(MHATokenToKVPool):  # type: ignore[misc]
+    """The KV cache, without memory."""
+
+    device: Any
+
+    def _create_buffers(self) -> None:
+        device, self.device = self.device, "meta"
+        super()._create_buffers()
+        self.device = device
+
+
+class PacedRunner(model_runner.ModelRunner):  # type: ignore[misc]
+    card: ClassVar[Card]
+
+    def load_model(self) -> None:
+        self.model = Model(self.card)
+        self.loader = SimpleNamespace(preloaded_weights_bytes=0)
+        self.dtype = self.model_config.dtype
+        self.sliding_window_size = None
+        self.prefill_aware_swa = False
+        self.weight_load_mem_usage = 0.0
+
+    def init_cuda_graphs(self, capture_decode_cuda_graph: bool = True) -> None:
+        """Have graphs too, which SGLang leaves out where the device is called "cpu"."""
+        graphs = get_exec().graph.cuda_graph_config.decode
+        graphs.backend = Backend.FULL
+        graphs.bs = generate_decode_cuda_graph_batch_sizes(self.server_args, self.max_running_requests)
+        super().init_cuda_graphs(capture_decode_cuda_graph)
+        self.decode_cuda_graph_runner = decode_runner.DecodeCudaGraphRunner(self)
+        pool = self.req_to_token_pool
+        # By a request's place in the pool and the position: the token that its answer has there.
+        self.answers = torch.zeros(pool.req_to_token.shape, dtype=torch.int64)
+
+    def sample(self, logits_output: Any, forward_batch: Any) -> Any:
+        super().sample(logits_output, forward_batch)
+        return self.answers[forward_batch.req_pool_indices, forward_batch.seq_lens]
+
+
+def size_of(batch: Any, captured: list[int]) -> Size:
+    """Size of what a ScheduleBatch computes; a decode is padded as its graph is."""
+    rows, context = len(batch.reqs), int(batch.seq_lens_cpu.numpy().max())
+    if batch.forward_mode.is_decode():
+        padded = captured[bisect_left(captured, rows)]
+        return Size("decode", padded, padded, context)
+    return Size("prefill", rows, batch.extend_num_tokens, context)
+
+
+def install(card: Card) -> None:
+    """Have SGLang make these in the place of its own."""
+    PacedRunner.card = card
+    model_runner.ModelRunner = PacedRunner
+    triton_backend.get_device_core_count = lambda device=0: CORES
+    # Ranks, and the threads that a model computes with.
+    bootstrap._bind_threads_if_cpu = lambda *, device: None
+    bootstrap._init_cpu_threads_env = lambda **named: None
