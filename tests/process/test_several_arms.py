@@ -23,6 +23,7 @@ from overlap_bench.harness.plan.orders import orders
 from overlap_bench.harness.report import formats, html
 from overlap_bench.harness.run import hosts, preflight, session
 from overlap_bench.harness.run.blocks import arms_in_order
+from overlap_bench.harness.run.patched import Patches
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
 from overlap_bench.harness.store.tables import read_block
 from overlap_bench.harness.studies import gate
@@ -210,7 +211,7 @@ def test_arms_that_do_not_fit_into_memory_are_refused() -> None:
     ],
 )
 def test_first_boots_are_two_at_once_and_later_ones_as_many_as_cores_allow_or_each_starts_alone(
-    monkeypatch: pytest.MonkeyPatch, alone: bool, asks: bool, device: str, expected: list[int]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, alone: bool, asks: bool, device: str, expected: list[int]
 ) -> None:
     """What the first two take says whether all of them fit. Arms that start alone share a card's memory; that
     they have none they say when they are asked, or once they have booted."""
@@ -232,6 +233,7 @@ def test_first_boots_are_two_at_once_and_later_ones_as_many_as_cores_allow_or_ea
 
     monkeypatch.setattr(session.Session, "_boot", boot)
     run = session.Session()
+    run._patches = Patches(tmp_path)  # as entering the session makes them
     for _ in range(2):
         assert set(run.boot(three().design.arms)) == set(NAMES)
     assert at_once == expected
