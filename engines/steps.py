@@ -36,7 +36,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.preempted = 0  # requests, since the last step was made
-        self.planted_ns = 0  # that a delay of a known size took (--plant)
+        self.planted_ns = 0  # that a delay of a known size took (`--inject-delay`)
         self.delay = Delay()
         self._made: deque[dict[str, int]] = deque()  # and not finished
         self._number = 0
