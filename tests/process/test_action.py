@@ -363,7 +363,8 @@ def test_a_pull_request_to_vllm_is_gated_by_what_each_side_changes_of_the_releas
     environment = installed(site, paced="vllm:SPEC")
     (site / "vllm").mkdir()
     (site / "vllm" / "__init__.py").write_text(text)
-    quick = "--no-pretok --num-requests 4 --max-new-tokens 8 --interval-ms 1 --rounds 1 --interleaved-rounds 3"
+    quick = "--no-pretok --num-requests 4 --max-new-tokens 8 --interval-ms 1 --rounds 1"
+    quick += " --interleaved-rounds 3"
     asked = f"gate --engine paced {quick} --trials 1{arms} --format json"  # whose verdict is another test's
     bench = start(environment, repository, *asked.split())
     code, stdout, stderr = bench.end()

@@ -98,7 +98,7 @@ def test_the_verdict_comes_first_with_the_jsons_numbers(
     said = [float(each) for each in re.findall(r"([\d.]+)%", first)]
     expected = [-100 * row[name] for name in ("change", "ci_high", "ci_low")]  # it is called shorter
     assert said == [round(value, 2 if abs(value) < 1 else 1) for value in expected]
-    assert f"({comparison['blocks']} trials, " in first
+    assert f"({comparison['trials']} trials, " in first
     assert row["verdict"] in first
 
 
