@@ -83,7 +83,7 @@ def measured(name: str) -> dict[str, Any]:
         "blocks": blocks,
         **{each: run[each] for each in ("code", "seconds", "commit", "loop_sd")},
         "turns": run["comparison"]["metrics"][definitions.SLICED],
-        "sliced": run["comparison"]["sliced"],
+        "sliced": run["comparison"]["interleaved"],
     }
 
 

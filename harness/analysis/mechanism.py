@@ -115,9 +115,9 @@ def planted(
 
 
 def planted_share(comparison: Comparison) -> float | None:
-    """The delay that was really injected (`--inject-delay`), by the engine's counter, as a share of the before
-    arm's mean decode step. The before arm's own reading, near zero, is the hook's cost and is subtracted. None
-    without a delay."""
+    """The delay that was really injected (`--inject-delay`), by the engine's counter, as a share of the
+    before arm's mean decode step. The before arm's own reading, near zero, is the hook's cost and is
+    subtracted. None without a delay."""
     row = comparison.mechanism.get("injected_share")
     if row is None or row.before is None or row.after is None:
         return None

@@ -21,6 +21,13 @@ BEFORE = {today: name for name, today in METRICS.items()}
 COUNTERS = {f"planted_{what}": f"injected_{what}" for what in ("device_ns", "host_ns", "share")}
 OLD = re.compile(rf"\b(?:{'|'.join([*METRICS, *COUNTERS])}|phase_\w+_us_sliced)\b")
 TODAY = re.compile(rf"\b(?:{'|'.join(BEFORE)}|decode_phase_\w+_us)\b")
+FIELDS = {  # of a design, as its options are called
+    "blocks": "trials",
+    "segments": "interleaved_rounds",
+    "plant": "inject_delay",
+    "plant_at": "inject_at",
+    "plant_ns": "inject_ns",
+}
 # Of a sentence: what stored warnings say, in this order.
 WORDS = (
     (re.compile(r"--max-blocks\b"), "--max-trials"),

@@ -37,6 +37,7 @@ from overlap_bench.harness.analysis.words import (
     verdict,
 )
 from overlap_bench.harness.common.formatting import number, percent, with_unit
+from overlap_bench.harness.common.names import FIELDS
 from overlap_bench.harness.metrics import definitions, slices
 from overlap_bench.harness.report import findings
 from overlap_bench.harness.report.page import NUMBERS, PER_STEP, Page, Table, csv_text, tabulated
@@ -247,7 +248,8 @@ def changed_settings(one: Settings, other: Settings | None) -> str:
 
 def flat(settings: Settings) -> dict[str, Any]:
     """The settings of an arm by the names of the command line."""
-    found = {"engine": settings.engine, **settings.toggles, **settings.options}
+    options = {FIELDS.get(name, name): value for name, value in settings.options.items()}
+    found = {"engine": settings.engine, **settings.toggles, **options}
     if settings.python:
         found["python"] = settings.python
     found |= {f"env.{name}": value for name, value in settings.env.items()}
