@@ -38,7 +38,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.preempted = 0  # requests, since the last step was made
-        self.planted_ns = 0  # that a delay of a known size took (--plant)
+        self.planted_ns = 0  # that a delay of a known size took (`--inject-delay`)
         self.counters: Counter[str] = Counter()  # of toggles
         # What was asked of a paced device so far, and before this round.
         self.ledger: Callable[[], Counter[str]] = Counter

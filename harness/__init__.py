@@ -34,7 +34,7 @@ __all__ = ["compare", "load", "load_sensitivity", "load_sweep", "plots"]
 
 def load(run: str | Path) -> Run:
     """A stored run, finished or not, as pandas frames; see frames.Run. Raises StoreError, one line, for a
-    folder that is no run, is damaged, or holds no finished block."""
+    folder that is no run, is damaged, or holds no finished trial."""
     from overlap_bench.harness.analysis import frames
 
     return frames.load(run)

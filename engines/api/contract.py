@@ -66,7 +66,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(description="Threads that tokenize, with --no-pretok; 0: the scheduler's own (0).")
     ] = 0
     plant_at: str | None = None  # where each step has a known delay: one of the engine's `plants`
-    plant_ns: int = 0  # that delay; set by `--plant`, never by hand
+    plant_ns: int = 0  # that delay; set by `--inject-delay`, never by hand
 
     def refuse_unused(self, engine: str, used: Sequence[str]) -> None:
         """BadSetting where an option was changed that the engine of that name ignores: the run's record would

@@ -279,7 +279,7 @@ class OpenAIEngine(api.Engine):
         if self.turned is not None and self.turned.ran_on:
             raise api.EngineError(
                 "the server went on while it was stopped for another arm's turn, as where its command only "
-                "forwards to another machine; --segments 0 compares by rounds"
+                "forwards to another machine; --interleaved-rounds 0 compares by rounds"
             )
         counters = dict(self.counters)
         counters["connections_opened"] = self.connections.opened

@@ -249,7 +249,7 @@ class Processes:
             except PermissionError:
                 raise api.EngineError(
                     f"process {pid} of the server is another user's, and can't be stopped for another arm's "
-                    "turn; --segments 0 compares by rounds"
+                    "turn; --interleaved-rounds 0 compares by rounds"
                 ) from None
 
     def listen_on(self, port: int) -> bool:

@@ -1,4 +1,4 @@
-"""A known delay in each step, to see whether a measurement finds what was put there (`--plant`).
+"""A known delay in each step, to see whether a measurement finds what was put there (`--inject-delay`).
 
 On the `device`, a program that computes for so long runs on stream `forward` in front of the step's own. On
 the `host`, the scheduler's thread computes for so long in each step, and holds the interpreter meanwhile, as

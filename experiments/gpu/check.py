@@ -34,7 +34,7 @@ WORKERS = "8"
 ALL_S, PART_S = 540, 60
 # Of a rehearsal. Of an option that is given twice the last one counts.
 SHORT = ["--model", "micro-gpt2", "--num-requests", "2", "--max-new-tokens", "32", "--interval-ms", "1"]
-SHORT += ["--set", "max_batch_size=2", "--set", "max_context=48", "--blocks", "1", "--rounds", "1"]
+SHORT += ["--set", "max_batch_size=2", "--set", "max_context=48", "--trials", "1", "--rounds", "1"]
 REHEARSED = {
     "tokens": ["-k", "calm and scores and tiny-gpt2 and thread", "-n", "0"],
     "pinned-h2d": SHORT,
@@ -69,7 +69,7 @@ def commands(out: Path) -> dict[str, list[str]]:
     }
     for variant in VARIANTS:
         command = [sys.executable, "-m", "overlap_bench", "run", "--variant", variant, "--device", "cuda"]
-        command += ["--model", "gpt2", "--blocks", "2", "--out", str(out), "--format", "markdown"]
+        command += ["--model", "gpt2", "--trials", "2", "--out", str(out), "--format", "markdown"]
         parts[variant] = command
     return parts
 

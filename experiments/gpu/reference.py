@@ -38,7 +38,7 @@ PARTS = ("facts", *EXPERIMENTS, "factorial", "aa")
 LARGE = ("llama-1b",)
 MODELS = Path(gettempdir()) / "overlap-bench-models"
 BENCH = (sys.executable, "-m", "overlap_bench")
-BLOCKS = ("--blocks", "4")  # the fewest an experiment takes: a boot captures a hundred programs
+BLOCKS = ("--trials", "4")  # the fewest an experiment takes: a boot captures a hundred programs
 ROUNDS = {"roseinfer-pinned-h2d": "2", "sglang-launch-done": "2", "vllm-output-processor": "2"}
 LEAST_S = 60  # a part is not begun with less
 STOP_S = 30  # for bench to keep its blocks when it is interrupted, and as long again to show them
@@ -109,7 +109,7 @@ def commands(part: str, model: Model, out: Path) -> list[list[str]]:
             ]
         ]
     if part == "aa":
-        return [[*BENCH, "aa", "--variant", "overlap", *asked, "--blocks", "8", *runs, *said]]
+        return [[*BENCH, "aa", "--variant", "overlap", *asked, "--trials", "8", *runs, *said]]
     file = experiment_of(part, model, out)
     size = [*BLOCKS, "--rounds", ROUNDS[part]]
     return [[*BENCH, "experiment", "run", str(file), "--device", "cuda", *size, *runs, *said]]

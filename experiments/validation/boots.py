@@ -71,7 +71,7 @@ def wrapper(folder: Path, command: str, python: str) -> str:
 def measured(name: str) -> dict[str, Any]:
     of_vllm = name.startswith("vLLM")
     blocks = OF_VLLM if of_vllm else BLOCKS
-    flags = [*CELLS[name], "--blocks", str(blocks), "--rounds", "1", "--seed", str(list(CELLS).index(name))]
+    flags = [*CELLS[name], "--trials", str(blocks), "--rounds", "1", "--seed", str(list(CELLS).index(name))]
     python = interpreter() if of_vllm else sys.executable
     with tempfile.TemporaryDirectory() as folder:
         for what, command in WRAPPED.items():
@@ -83,7 +83,7 @@ def measured(name: str) -> dict[str, Any]:
         "blocks": blocks,
         **{each: run[each] for each in ("code", "seconds", "commit", "loop_sd")},
         "turns": run["comparison"]["metrics"][definitions.SLICED],
-        "sliced": run["comparison"]["sliced"],
+        "sliced": run["comparison"]["interleaved"],
     }
 
 

@@ -44,7 +44,7 @@ CHANGED = {
 """,
 }
 RUN = (
-    *("sensitivity", "--engine", "paced", "--set", "output=deferred", "--no-pretok", "--blocks", "3"),
+    *("sensitivity", "--engine", "paced", "--set", "output=deferred", "--no-pretok", "--trials", "3"),
     *("--arrival", "closed", "--concurrency", "4", "--max-new-tokens", "128", "--format", "json"),
 )
 

@@ -61,7 +61,7 @@ def measured(*flags: str) -> dict[str, Any]:
     return {
         "equal": equal,
         **{name: run[name] for name in ("code", "seconds", "commit", "loop_sd")},
-        "sliced": comparison["sliced"],
+        "sliced": comparison["interleaved"],
         "metrics": {name: comparison["metrics"][name] for name in SHOWN},
         "outputs": comparison["outputs"],
         "noise": [line for line in comparison["warnings"] if line.startswith("noise")],

@@ -2,10 +2,10 @@
 
     python -m experiments.validation.plants [PAIRS] [device|host]    10 at the device by default
 
-A pair is one `bench aa --plant 3%` and one `--plant 0%`, of 8 blocks each, about 4 minutes together. Later
-calls add to the pairs of earlier ones. The mean TPOT is the primary: in closed loop its rounds spread less
-than those of the median. At the host, overlap absorbs a delay. results/reference/plants_4_rounds.md is an
-earlier series, with 4 rounds a boot instead of the default.
+A pair is one `bench aa --inject-delay 3%` and one `--inject-delay 0%`, of 8 trials each, about 4 minutes
+together. Later calls add to the pairs of earlier ones. The mean TPOT is the primary: in closed loop its
+rounds spread less than those of the median. At the host, overlap absorbs a delay.
+results/reference/plants_4_rounds.md is an earlier series, with 4 rounds a boot instead of the default.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from overlap_bench.harness.analysis import mechanism
 from overlap_bench.harness.analysis.result import Comparison, from_plain
 
 RUN = (
-    *("aa", "--variant", "overlap", "--set", "schedule=overlap", "--blocks", "8"),
+    *("aa", "--variant", "overlap", "--set", "schedule=overlap", "--trials", "8"),
     *("--primary", "tpot_ms_mean"),
 )
 
 
 def measured(share: str, place: str, seed: int) -> dict[str, Any]:
-    run = bench(*RUN, "--plant", share, "--plant-at", place, "--seed", str(seed))
+    run = bench(*RUN, "--inject-delay", share, "--inject-at", place, "--seed", str(seed))
     comparison = run["comparison"]
     return {
         **kept(run),

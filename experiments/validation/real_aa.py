@@ -19,7 +19,7 @@ from overlap_bench.harness.report.figures.changes import funnel_of
 
 RUN = (
     *("aa", "--variant", "overlap", "--set", "schedule=overlap"),
-    *("--blocks", "8", "--primary", "tpot_ms_p50"),
+    *("--trials", "8", "--primary", "tpot_ms_p50"),
 )
 
 

@@ -46,7 +46,7 @@ def measured(loop: str, seed: int) -> dict[str, Any]:
     return {
         "loop": loop,
         **{name: run[name] for name in ("seconds", "commit", "loop_sd")},
-        **{name: run["comparison"]["sliced"][name] for name in ("within", "between")},
+        **{name: run["comparison"]["interleaved"][name] for name in ("within", "between")},
         "turns": run["comparison"]["metrics"][SLICED],
         "blocks": blocks,
     }

@@ -42,7 +42,7 @@ LOOPS = {
     "overlapped": ("--variant", "overlap", "--set", "schedule=overlap"),
 }
 SHARE = "2%"
-SHAPE = ("--segments", "3", "--rounds", "1")
+SHAPE = ("--interleaved-rounds", "3", "--rounds", "1")
 FINDS, REST = "12", "6"  # blocks: their change has an SD of 1% here, beside bursts of up to 2%
 FEWEST = 3  # others of a cell that say what to expect
 SETS, EQUAL = 20, 5  # of a set, so many runs have equal arms
@@ -118,8 +118,8 @@ def blocks_of(cell: Cell) -> str:
 
 
 def measured(cell: Cell, seed: int, blocks: str, *flags: str) -> dict[str, Any]:
-    planted = () if cell.place == "none" else ("--plant", SHARE, "--plant-at", cell.place)
-    shape = (*SHAPE, "--blocks", blocks)
+    planted = () if cell.place == "none" else ("--inject-delay", SHARE, "--inject-at", cell.place)
+    shape = (*SHAPE, "--trials", blocks)
     with bursts(seed) if cell.beside == "bursts" else nullcontext():
         run = bench("aa", *LOOPS[cell.loop], *planted, *shape, *flags, "--seed", str(seed))
     comparison = run["comparison"]
@@ -129,7 +129,7 @@ def measured(cell: Cell, seed: int, blocks: str, *flags: str) -> dict[str, Any]:
         **asdict(cell),
         "planted": achieved,
         **{name: run[name] for name in ("code", "seconds", "commit", "loop_sd")},
-        **{name: comparison["sliced"][name] for name in ("within", "between")},
+        **{name: comparison["interleaved"][name] for name in ("within", "between")},
         **{name: turns[name] for name in ("before", "change", "ci_low", "ci_high", "verdict")},
     }
 

@@ -18,7 +18,7 @@ from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.variants import Variant, load_variants
 
 DEVICES: dict[str, tuple[str, ...]] = {"paced, 10 ms": ("--pace", "10ms"), "unpaced": ()}
-OF_ROUNDS, HOST = "step_ms_matched", definitions.SLICED_SAME_DEVICE
+OF_ROUNDS, HOST = "round_step_ms", definitions.SLICED_SAME_DEVICE
 SHOWN = (*definitions.OF_PAIRS, OF_ROUNDS, "tpot_ms_p50")
 HEADER = [
     "variant",
@@ -54,7 +54,7 @@ def measured(variant: str, device: str, *flags: str) -> dict[str, Any]:
         **{name: run[name] for name in ("code", "seconds", "commit", "loop_sd")},
         "primary": comparison["primary"],
         "metrics": {name: comparison["metrics"][name] for name in SHOWN},
-        "sliced": comparison["sliced"],
+        "sliced": comparison["interleaved"],
         "outputs": comparison["outputs"],
         "said": said,
     }

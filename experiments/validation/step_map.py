@@ -4,7 +4,7 @@
 
 On the paced emulated device. Variants that change the decode step are measured family by family: all arms of
 a family boot together and take turns, so an arm that two variants share is measured once. A point is a
-variant, a pace and a batch: the change of `step_ms_sliced` over 4 blocks. Where an arm's programs computed
+variant, a pace and a batch: the change of `decode_step_ms` over 4 blocks. Where an arm's programs computed
 for longer than their pace in 1% of steps or more, the device had no known speed: such a point stays out of
 the figure, and the table says so. Each family of a pace is kept once it is done; a pace that is named is
 measured again.

@@ -35,7 +35,7 @@ COUNTERS = {
 def measured(variant: str) -> dict[str, Any]:
     run = bench("run", "--variant", variant, "--pace", PACE)
     comparison = run["comparison"]
-    found = {*SHOWN, "step_ms_matched", comparison["primary"]}
+    found = {*SHOWN, "round_step_ms", comparison["primary"]}
     return {
         "variant": variant,
         "device": f"paced, {PACE}",
@@ -43,7 +43,7 @@ def measured(variant: str) -> dict[str, Any]:
         "primary": comparison["primary"],
         "metrics": {name: comparison["metrics"][name] for name in found if name in comparison["metrics"]},
         "mechanism": {name: each for name, each in comparison["mechanism"].items() if name in COUNTERS},
-        "blocks": comparison["blocks"],
+        "blocks": comparison["trials"],
         "outputs": comparison["outputs"],
         "said": [line for line in comparison["warnings"] if line.startswith(("undecided", "pace"))],
     }

@@ -39,14 +39,14 @@ def measured(python: str, batch: int, stretch: str) -> dict[str, Any]:
         *("run", "--variant", "vllm-async-scheduling", "--pace", f"{PROFILE}*{stretch}"),
         *("--set", f"python={python}", "--concurrency", f"{batch}", "--num-requests", f"{batch}"),
         *("--max-batch-size", f"{max(batch, 8)}", "--max-new-tokens", "64"),
-        *("--blocks", "4", "--segments", "4", "--rounds", "1"),
+        *("--trials", "4", "--interleaved-rounds", "4", "--rounds", "1"),
     )
     comparison = run["comparison"]
     return {
         **{name: run[name] for name in ("code", "seconds", "commit")},
         "batch": batch,
         "stretch": stretch,
-        "blocks": comparison["blocks"],
+        "blocks": comparison["trials"],
         "step": comparison["metrics"][definitions.SLICED],
         "outputs": comparison["outputs"],
     }

@@ -78,8 +78,8 @@ def measured(cell: Cell, seed: int, base: str, head: str, step_ms: float) -> dic
         **asdict(cell),
         "planted_us": planted_us,
         **{name: run[name] for name in ("code", "seconds", "commit", "loop_sd")},
-        "blocks": comparison["blocks"],
-        **{name: comparison["sliced"][name] for name in ("within", "between")},
+        "blocks": comparison["trials"],
+        **{name: comparison["interleaved"][name] for name in ("within", "between")},
         **{name: turns[name] for name in ("before", "change", "ci_low", "ci_high", "verdict")},
         "outputs": comparison["outputs"],
     }

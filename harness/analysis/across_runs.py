@@ -254,14 +254,14 @@ def _uneven(sides: Mapping[str, Side], read: Mapping[str, Sequence[Block]]) -> l
         return []
     each = zip(sides.values(), counts, strict=True)
     told = ", ".join(f"{side.label} has {count}" for side, count in each)
-    return [Warning("blocks", f"numbers of blocks differ: {told}")]
+    return [Warning("trials", f"numbers of trials differ: {told}")]
 
 
 def _primary_of_both(primary: str, values: Series) -> str:
     """The primary, or where the two sides do not share it one that they do. Raises EngineError."""
     both = [name for name, per_arm in values.items() if len(per_arm) == 2]
     if not both:
-        raise api.EngineError("these runs have no metric with a value in every block of both")
+        raise api.EngineError("these runs have no metric with a value in every trial of both")
     return next(name for name in (primary, *INSTEAD, *both) if name in both)
 
 
@@ -271,12 +271,12 @@ def _in_place_of(primary: str, shared: str, sides: Mapping[str, Side], told: Ser
         return []
     before, after = (side.manifest.design.goodput for side in sides.values())
     if primary in definitions.BETWEEN_ARMS:
-        why = "it needs both arms in one block"
+        why = "it needs both arms in one trial"
     elif primary == "goodput_req_s" and before != after:
         why = f"the --goodput limits differ, {differences.difference(before, after)}"
     else:
         lacking = [side.label for name, side in sides.items() if name not in told.get(primary, {})]
-        why = f"it has no value in some block of {' and '.join(lacking)}"
+        why = f"it has no value in some trial of {' and '.join(lacking)}"
     instead = f"{shared} is compared in place of {primary}: {why}"
     return [Warning("decision", instead, Severity.QUALIFIES)]
 
@@ -335,7 +335,7 @@ def _warnings(left: Side, right: Side) -> list[Warning]:
     apart = (
         f"not interleaved: {left.label} was measured at {_measured(left)}, {right.label} at "
         f"{_measured(right)}. What the machine did in between is part of the change, and no number of "
-        "blocks removes it: by simulation, equal arms compared this way differ in 43% of cases where the "
+        "trials removes it: by simulation, equal arms compared this way differ in 43% of cases where the "
         "machine wanders, not in the 5% claimed. So there is no verdict; bench run measures side by side"
     )
     found = [Warning("across-runs", apart, Severity.OVERRULES)]

@@ -13,7 +13,7 @@ from overlap_bench.harness.metrics.definitions import SLICED
 from overlap_bench.harness.plan.variants import Unmeasured, Variant
 
 NOT_MEASURED, DESCRIPTIVE = "not measured", "descriptive"
-STEPS = (SLICED, "step_ms_matched")  # what says how long a step is, the best first
+STEPS = (SLICED, "round_step_ms")  # what says how long a step is, the best first
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

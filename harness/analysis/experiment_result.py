@@ -36,7 +36,7 @@ from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.manifest import Manifest
 
-OF_THE_CHANGE = {"blocks", "decision", "order", "drift"}  # kinds of warnings; others are of the run
+OF_THE_CHANGE = {"trials", "decision", "order", "drift"}  # kinds of warnings; others are of the run
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, tag_field="shown"):
@@ -110,7 +110,7 @@ class RunSize(msgspec.Struct, frozen=True, kw_only=True):
 
     boots: str
     workload: str
-    blocks: int
+    blocks: int = msgspec.field(name="trials")
 
 
 class ExperimentResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -367,7 +367,7 @@ def _conclusion(plan: Plan, first: ClaimResult, decided: Comparison | None, runs
             value = f"{first.measured.value:.1%} [{first.measured.low:.1%}, {first.measured.high:.1%}]"
         found = (
             f"{plan.experiment.name}, {main.workload}: {main.share} is {value} of {main.of} over "
-            f"{len(run.blocks)} blocks on the {device} device."
+            f"{len(run.blocks)} trials on the {device} device."
         )
     finding = f": {first.finding}" if first.finding else ""
     return f"{found} The source says: {main.says}{finding}."

@@ -67,7 +67,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     headline: str
     before: Settings
     after: Settings | None
-    blocks: int
+    blocks: int = msgspec.field(name="trials")
     confidence: float
     measured_in: Literal["turns", "rounds"]
     why_rounds: str  # although there were turns, or may have been; "" else
@@ -190,7 +190,7 @@ def largest_change(step: Mapping[str, Part], alpha: float) -> str | None:
 def of_boot(block: Block, arm: Arm, folder: Path) -> pd.DataFrame:
     """attribution.attribute of one boot. Raises BadSetting where it has nothing to attribute."""
     steps, work = block.of(arm.name, "steps"), block.of(arm.name, "work")
-    where = f"{folder}, block {block.number}, arm {arm.name}"
+    where = f"{folder}, trial {block.number}, arm {arm.name}"
     if not len(steps):
         off = not arm.options.recorder
         none = f"the engine {arm.engine} records none, or steps.parquet is gone"
@@ -206,7 +206,7 @@ def _part(per_block: Sequence[Sequence[float]], whole: Sequence[Sequence[float]]
     """One part of the step: per block, its value in each arm, and the whole step's."""
     values, steps = (np.array(each, np.float64).T for each in (per_block, whole))
     if not np.isfinite(values).all():
-        raise api.BadSetting("in some block the arms have no batch size in common, so no step to compare")
+        raise api.BadSetting("in some trial the arms have no batch size in common, so no step to compare")
     before = float(values[0].mean())
     share = before / float(steps[0].mean())
     if len(values) == 1:

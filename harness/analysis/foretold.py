@@ -59,7 +59,7 @@ def foretell(
 ) -> Foretold:
     """Raises BadSetting where the sensitivity is not of the run's before arm, or there is too little."""
     if len(design.arms) < 2 or len(blocks) < 2:
-        raise api.BadSetting("--sensitivity needs a run of a before and an after, of two blocks or more")
+        raise api.BadSetting("--sensitivity needs a run of a before and an after, of two trials or more")
     before, after = design.arms
     if (found.engine, found.toggles) != (before.engine, before.toggles):
         differ = sorted(dict(found.toggles.items() ^ before.toggles.items())) or ["engine"]

@@ -24,8 +24,8 @@ from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.manifest import Manifest, check_whole
 
-KEYS = ("block", "arm", "round")
-VALUES = ["block", "arm", *definitions.METRICS]
+KEYS = ("trial", "arm", "round")
+VALUES = ["trial", "arm", *definitions.METRICS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Column:
 
 STAMP = "perf_counter_ns of the machine, one clock for all its processes; -1 where it did not happen"
 _KEY_COLUMNS = {
-    "block": Column("int64", "", "number of the block: one boot of each arm, the unit of the statistics"),
+    "trial": Column("int64", "", "number of the trial: one process of each arm, the unit of the statistics"),
     "arm": Column("text", "", '"before" or "after"; of a run of several, the name of the arm'),
     "round": Column("int64", "", "number of the measured round within the boot; warm-ups are not kept"),
 }
@@ -119,7 +119,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         **_KEY_COLUMNS,
         "seed": Column("int64", "", "of its prompts and arrivals, the same for both arms"),
         "position": Column("int64", "", "0 for the arm that ran this round first"),
-        "node": Column("text", "", "of a run on a cluster: the node that measured the block"),
+        "node": Column("text", "", "of a run on a cluster: the node that measured the trial"),
         "started_ns": Column("int64", "ns", f"first due time; {STAMP}"),
         "ended_ns": Column("int64", "ns", "last end of a request"),
         "switches_voluntary.": Column("float64", "", "context switches of a process that it asked for"),
@@ -152,15 +152,15 @@ COLUMNS: dict[str, dict[str, Column]] = {
     },
     "slices": {  # a row for each turn of a segment
         **_KEY_COLUMNS,
-        "round": Column("int64", "", "number of the segment within the boot"),
-        "turn": Column("int64", "", "number of the arm's turn within the segment"),
-        "first_step": Column("int64", "", "of the turn, counted from the segment's first"),
+        "round": Column("int64", "", "number of the interleaved round within the boot"),
+        "turn": Column("int64", "", "number of the arm's turn within it"),
+        "first_step": Column("int64", "", "of the turn, counted from the first of the round"),
         "steps": Column("int64", "", "that the turn had"),
         "batch": Column("int64", "requests", "of its first step; -1: not all are decode steps"),
         "tokens": Column("int64", "tokens", "computed in all its steps"),
         "interval_ns": Column("int64", "ns", "device end to device end, mean without the leading steps"),
         "device_ns": Column("int64", "ns", "of the device in one such step, mean"),
-        "turn_ns": Column("int64", "ns", "from taking the baton until all was finished, by its steps"),
+        "turn_ns": Column("int64", "ns", "from its begin until all was finished, by its steps"),
         "parked_ns": Column("int64", "ns", "since its turn before"),
         "parked_cpu_ns": Column("int64", "ns", "CPU time that all its processes used meanwhile"),
         "others_ns": Column(
@@ -194,8 +194,8 @@ class Run:
     turns) and `divergences` (where outputs differ) are in COLUMNS; a frame that there are no records for has
     no rows, and one that was left out once the run was finished raises StoreError.
 
-    `values` has one row per block and arm and one float64 column per metric of metrics.METRICS, in its unit:
-    what intervals and verdicts are made from. NaN where a block has no such value.
+    `values` has one row per trial and arm and one float64 column per metric of metrics.METRICS, in its unit:
+    what intervals and verdicts are made from. NaN where a trial has no such value.
     """
 
     folder: Path
@@ -239,7 +239,7 @@ class Run:
 
     @cached_property
     def result(self) -> Result:
-        """What the run found, made again from the blocks. Raises StoreError for
+        """What the run found, made again from the trials. Raises StoreError for
         a run that is not finished: a verdict now would be peeking."""
         return result(self.folder, self.manifest, self.read)
 
@@ -254,7 +254,7 @@ class Run:
         return pd.DataFrame(factorial.rows(self.result.factorial)).reindex(columns=columns)
 
     def token_gaps(self) -> pd.DataFrame:
-        """One row per gap between two tokens of a served request in the engine: block, arm, round, request,
+        """One row per gap between two tokens of a served request in the engine: trial, arm, round, request,
         itl_token_ms (float64)."""
         served = self.requests[self.requests["error"] == ""]
         counts = [max(0, len(stamps) - 1) for stamps in served["token_ns"]]
@@ -263,13 +263,13 @@ class Run:
 
 
 def load(run: str | Path) -> Run:
-    """A stored run, finished or not: every whole block of it. Raises StoreError."""
+    """A stored run, finished or not: every whole trial of it. Raises StoreError."""
     folder = Path(run)
     manifest = readable(folder)
     design = manifest.design
     if manifest.left_out:
         measured = tables.read_values(folder, [arm.name for arm in design.arms])
-        read, values = [], measured.reindex(columns=VALUES)
+        read, values = [], measured.rename(columns={"block": "trial"}).reindex(columns=VALUES)
         blocks = [read_block(folder, number, design) for number in tables.finished_blocks(folder)]
     else:
         read = list(read_blocks(folder, design))
@@ -279,7 +279,7 @@ def load(run: str | Path) -> Run:
 
 
 class Frames(dict[str, pd.DataFrame]):
-    """The tables of all blocks by name, each joined when it is first asked for: a figure looks at one or two
+    """The tables of all trials by name, each joined when it is first asked for: a figure looks at one or two
     of them."""
 
     def __init__(self, blocks: Sequence[Block], design: Design) -> None:
@@ -292,14 +292,14 @@ class Frames(dict[str, pd.DataFrame]):
 
 
 def _joined(table: str, blocks: Sequence[Block], design: Design) -> pd.DataFrame:
-    """A table of all blocks, with `block` in front and with the columns that are made from others."""
+    """A table of all trials, with `trial` in front and with the columns that are made from others."""
     parts = []
     for block in blocks:
         for arm in design.arms:
             part = block.of(arm.name, table)
             if len(part):
                 derived = DERIVED.get(table, lambda frame: frame)(part)
-                parts.append(pd.concat([pd.Series(block.number, part.index, name="block"), derived], axis=1))
+                parts.append(pd.concat([pd.Series(block.number, part.index, name="trial"), derived], axis=1))
     if not parts:
         return pd.DataFrame(columns=[name for name in COLUMNS[table] if not name.endswith((".", "_"))])
     joined = pd.concat(parts, ignore_index=True)
@@ -331,5 +331,5 @@ DERIVED = {"requests": _with_times, "steps": _with_phases, "rounds": _as_floats}
 def _values(read: Sequence[tuple[Block, Values]], design: Design) -> pd.DataFrame:
     rows: list[Mapping[str, Any]] = []
     for block, values in read:
-        rows += [{"block": block.number, "arm": arm.name, **values[arm.name]} for arm in design.arms]
+        rows += [{"trial": block.number, "arm": arm.name, **values[arm.name]} for arm in design.arms]
     return pd.DataFrame(rows).reindex(columns=VALUES)

@@ -43,7 +43,7 @@ def judge(
     say nothing of the engine. Raises EngineError where a metric has no value in some block."""
     for name in names:
         if len(values.get(name, {})) < 2:
-            raise api.EngineError(f"the metric {name} has no value in some block")
+            raise api.EngineError(f"the metric {name} has no value in some trial")
     pairs = {name: (before, after) for name in names for before, after in [values[name].values()]}
     adjusted = verdicts.holm({name: _p_beyond(name, *pairs[name], limit) for name in names})
     return {
@@ -79,7 +79,7 @@ def _judge(
         base = float(np.exp(np.log(before).mean()))
         lost: GateVerdict = "fail" if p < one_sided else "undecided"
         return Judged(
-            before=base, after=0.0, change=-1.0, p=p, verdict=lost, remark="0 in every block of after"
+            before=base, after=0.0, change=-1.0, p=p, verdict=lost, remark="0 in every trial of after"
         )
     effect = paired.effect(before, after, "ratio", 2 * one_sided)
     assert effect.change is not None
@@ -91,7 +91,7 @@ def _judge(
         remark=OFFERED if offered else "",
     )
     if effect.low is None or effect.high is None or effect.sd is None:
-        return msgspec.structs.replace(found, remark="one block")
+        return msgspec.structs.replace(found, remark="one trial")
     lower = definitions.METRICS[name].better == "lower"
     best, worst = _bounds(effect, lower)
     surely, _ = _bounds(paired.effect(before, after, "ratio", 2 * one_sided / metrics), lower)
@@ -175,7 +175,7 @@ def result_of(
     outputs = comparison.outputs
     faults = [outputs_that_differ(outputs).rstrip(".")] if outputs.fail(promised) else []
     faults += [failed] if failing == "fail" else []
-    doubts = [f"{failed}: too few blocks to tell it from chance"] if failing == "undecided" else []
+    doubts = [f"{failed}: too few trials to tell it from chance"] if failing == "undecided" else []
     doubts += [] if apart is None else [apart]
     said = overall(judged)
     worst = [None if each.remark == OFFERED else each.worst for each in judged.values()]

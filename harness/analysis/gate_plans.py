@@ -25,7 +25,7 @@ class GatePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     metric: str
     limit: float  # the largest regression allowed, a fraction
-    blocks: int
+    blocks: int = msgspec.field(name="trials")
     minutes: float  # its first boots included
 
 
@@ -37,8 +37,8 @@ class GatePlans(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int
     run: str
     device: str
-    blocks: int
-    seconds_per_block: float
+    blocks: int = msgspec.field(name="trials")
+    seconds_per_block: float = msgspec.field(name="seconds_per_trial")
     max_minutes: float
     sd: dict[str, float]
     plans: list[GatePlan]

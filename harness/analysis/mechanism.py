@@ -11,6 +11,7 @@ import numpy as np
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.result import Comparison, Counter
 from overlap_bench.harness.analysis.values import sides
+from overlap_bench.harness.common import names
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.steps import decode_intervals, matched_share
 from overlap_bench.harness.plan.design import Design
@@ -89,7 +90,7 @@ def _of_arm(rounds: pd.DataFrame, steps: _Steps, per_step: bool) -> dict[str, tu
         found["preempted"] = (steps.preempted / len(rounds), "requests per round")
     per, unit = (steps.rows, "per step") if per_step else (len(rounds), "per round")
     for column in rounds.columns:
-        name = column.removeprefix(COUNTER)
+        name = names.of_today(column.removeprefix(COUNTER))
         # Where both have one name (dropped_rows), the step records' stands, per round.
         if column.startswith(COUNTER) and name not in found and rounds[column].notna().any():
             kind = name.partition("_")[0]
@@ -105,24 +106,24 @@ def planted(
     counters: Mapping[str, Counter],
     values: Mapping[str, Mapping[str, Sequence[float]]],
 ) -> dict[str, Counter]:
-    """How much of the before arm's mean decode step the planted delay really took, by the engine's counter:
-    {"planted_share": row}, or nothing where nothing was planted. Where turns decide, of the step in turns: in
+    """How much of the before arm's mean decode step the injected delay really took, by the engine's counter:
+    {"injected_share": row}, or nothing where there was none. Where turns decide, of the step in turns: in
     rounds it has another batch, and prefills beside it, and the same delay is another share."""
-    counter = counters.get(f"planted_{design.plant_at}_ns")
-    step = design.primary if design.primary in definitions.OF_PAIRS else "step_ms_matched"
+    counter = counters.get(f"injected_{design.plant_at}_ns")
+    step = design.primary if design.primary in definitions.OF_PAIRS else definitions.MATCHED[0]
     steps = values.get(step, {}).get(design.arms[0].name)
     if design.plant is None or counter is None or steps is None:
         return {}
     step_ns = float(np.mean(steps)) * definitions.NS_PER_MS
     before, after = (each and each / step_ns for each in (counter.before, counter.after))
-    return {"planted_share": Counter(before=before, after=after, unit="of a step of before")}
+    return {"injected_share": Counter(before=before, after=after, unit="of a step of before")}
 
 
 def planted_share(comparison: Comparison) -> float | None:
-    """What was really planted (`--plant`), by the engine's counter, as a share of the before arm's mean
-    decode step. The before arm's own reading, near zero, is the hook's cost and is subtracted. None without a
-    plant."""
-    row = comparison.mechanism.get("planted_share")
+    """The delay that was really injected (`--inject-delay`), by the engine's counter, as a share of the
+    before arm's mean decode step. The before arm's own reading, near zero, is the hook's cost and is
+    subtracted. None without a delay."""
+    row = comparison.mechanism.get("injected_share")
     if row is None or row.before is None or row.after is None:
         return None
     return row.after - row.before

@@ -62,7 +62,7 @@ def on_nodes(design: Design, per_block: Sequence[Values], nodes: Sequence[str], 
             ci_high=alone.high,
         )
     return Nodes(
-        unit="node" if found is not None and found.disagree else "block",
+        unit="node" if found is not None and found.disagree else "trial",
         p=None if found is None else found.p,
         spread=None if found is None else found.spread,
         power=None if found is None else found.power,
@@ -90,18 +90,18 @@ def remarks(manifest: Manifest) -> Iterator[str]:
     if repeats := manifest.repeats:
         told = "; ".join(f"{each.block + 1} ({each.reason})" for each in repeats[:TOLD])
         more = f"; and {len(repeats) - TOLD} more" if len(repeats) > TOLD else ""
-        yield f"measured once more, each in the order drawn for it, since it failed: block {told}{more}"
+        yield f"measured once more, each in the order drawn for it, since it failed: trial {told}{more}"
 
 
 def of_nodes_that_disagree(found: Nodes | None, verdict: str | None) -> list[Warning]:
     """Warn that each node counts once, and say what would settle it where nothing is decided."""
-    if found is None or found.unit == "block":
+    if found is None or found.unit == "trial":
         return []
     said = (
-        f"the nodes disagree, by an SD of {found.spread:.2%} beyond what their blocks scatter by, so each of "
+        f"the nodes disagree, by an SD of {found.spread:.2%} beyond what their trials scatter by, so each of "
         f"the {len(found.changes)} counts once"
     )
     if verdict == "undecided":
-        settled = f"undecided: {said}: more nodes would settle it, more blocks would not"
+        settled = f"undecided: {said}: more nodes would settle it, more trials would not"
         return [Warning(UNDECIDED, settled, Severity.OVERRULES)]
     return [Warning("nodes", said, Severity.QUALIFIES)]

@@ -5,7 +5,7 @@ its place.
 Each model turns the decode intervals of one boot (`Before`) into what they would take with the toggle on
 (`After`). The change is mean after / mean before - 1, one value per block, with a t interval over blocks,
 widened in quadrature by the standard error of what was calibrated apart (calibration.json); it is set beside
-that of step_ms_matched.
+that of round_step_ms.
 
 All models assume the same batches in both arms, a device that takes as long for a step as before (less
 `rested` where it no longer stands still before one), and nobody else on the cores.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from overlap_bench.harness.store.manifest import Manifest
 
 Floats = NDArray[np.float64]
-METRIC = "step_ms_matched"
+METRIC = "round_step_ms"
 FEWEST = 20  # with fewer decode intervals without a message, its aftermath can't be told from chance
 
 
@@ -210,7 +210,7 @@ def predict(
     if isinstance(model, str):
         return NoPrediction(none=model)
     if design.plant is not None:
-        return NoPrediction(none="the after arm has a planted delay")
+        return NoPrediction(none="the after arm has an injected delay")
     described = manifest.descriptions.get(design.arms[0].name)
     calibration = load_calibration()
     fits = described is not None and described.device["kind"] == calibration.device
@@ -218,7 +218,7 @@ def predict(
     for block in blocks:
         boot = before_of(block, design.arms[0])
         if boot is None:
-            return NoPrediction(none="the before arm has no step records of steady decode in some block")
+            return NoPrediction(none="the before arm has no step records of steady decode in some trial")
         intervals.append(float(boot.interval.mean()))
         found.append(model(boot, calibration if fits else None))
     alpha = design.alpha(len(blocks))

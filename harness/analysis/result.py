@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from overlap_bench.harness.common.names import sentence_of_today
 from overlap_bench.harness.plan.design import Factor, LeftOut, Ref
 from overlap_bench.harness.plan.patch import Patch
 from overlap_bench.harness.store.changed import ChangedCode, Overlaid
@@ -192,7 +193,7 @@ class Sliced(msgspec.Struct, frozen=True, kw_only=True):
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """What the blocks of one node say of the primary, by themselves; no interval of a single block."""
 
-    blocks: int
+    blocks: int = msgspec.field(name="trials")
     unit: str  # of `delta`
     change: float | None
     delta: float | None
@@ -205,7 +206,7 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True):
     between nodes, beyond what blocks scatter by (of log ratios); `power`: the chance that a spread as large
     as the margin is found. None where every node has one block."""
 
-    unit: Literal["block", "node"]  # that the primary's interval counts
+    unit: Literal["trial", "node"]  # that the primary's interval counts
     p: float | None
     spread: float | None
     power: float | None
@@ -218,7 +219,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     variant: str
     before: Settings
     after: Settings | None
-    blocks: int
+    blocks: int = msgspec.field(name="trials")
     confidence: float  # of every interval
     margin: float
     primary: str
@@ -228,7 +229,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     mechanism: dict[str, Counter]
     limit: dict[str, Sides]
     prediction: Prediction | NoPrediction | None
-    sliced: Sliced | None = None  # None: no turns were taken
+    sliced: Sliced | None = msgspec.field(name="interleaved", default=None)  # None: no turns were taken
     nodes: Nodes | None = None  # None: one machine measured all blocks
     changed_code: ChangedCode | None = None  # that the arms differ by; None: they run one installation
     overlaid: list[Overlaid] = []  # that no ref has, and both arms run
@@ -310,7 +311,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     p: float | None = None
     excludable: float | None = None
     fails_to: float | None = None
-    more_blocks: int | None = None
+    more_blocks: int | None = msgspec.field(name="more_trials", default=None)
     verdict: GateVerdict
     remark: str = ""
 
@@ -329,7 +330,7 @@ class GateResult(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
     passes_from: float | None = None
     fails_to: float | None = None
-    seconds_per_block: float | None = None
+    seconds_per_block: float | None = msgspec.field(name="seconds_per_trial", default=None)
     metrics: dict[str, Judged]
 
 
@@ -432,9 +433,18 @@ def _with_texts(plain: Any) -> Any:
     return plain
 
 
+# Of what an older result calls them.
+KEYS = {
+    "blocks": "trials",
+    "more_blocks": "more_trials",
+    "seconds_per_block": "seconds_per_trial",
+    "sliced": "interleaved",
+}
+
+
 def from_plain(plain: dict[str, Any], kind: type[Found]) -> Found:
-    """What `to_plain` made, or was stored, as a struct again; of its warnings only UNDECIDED has a kind, and
-    none a known severity. Raises msgspec.ValidationError."""
+    """What `to_plain` made, or was stored, as a struct again, by the names of today; of its warnings only
+    UNDECIDED has a kind, and none a known severity. Raises msgspec.ValidationError."""
     return msgspec.convert(_with_structs(plain), kind)
 
 
@@ -443,12 +453,13 @@ def _with_structs(plain: Any) -> Any:
         return [_with_structs(each) for each in plain]
     if not isinstance(plain, dict):
         return plain
-    return {name: _as_struct(name, value) for name, value in plain.items()}
+    return {KEYS.get(name, name): _as_struct(name, value) for name, value in plain.items()}
 
 
 def _as_struct(name: str, value: Any) -> Any:
     match name, value:
         case "warnings", list() if all(isinstance(each, str) for each in value):  # else refused as it is
+            value = list(map(sentence_of_today, value))
             return [
                 {
                     "kind": UNDECIDED * text.startswith(f"{UNDECIDED}: "),
@@ -458,5 +469,12 @@ def _as_struct(name: str, value: Any) -> Any:
                 for text in value
             ]
         case "prediction", dict():
-            return {TAG: "NoPrediction" if "none" in value else "Prediction", **value}
+            tag = "NoPrediction" if "none" in value else "Prediction"
+            return {TAG: tag, **_with_structs(value)}
+        case ("unit", "block"):
+            return "trial"
+        case (("faults" | "doubts" | "extents"), list()) if all(isinstance(each, str) for each in value):
+            return list(map(sentence_of_today, value))
+        case (("conclusion" | "headline" | "stopped_because" | "remark" | "none"), str()):
+            return sentence_of_today(value)
     return _with_structs(value)

@@ -36,7 +36,7 @@ def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
     if until is None:
         if done < design.blocks:
             return None
-        return f"all {done} blocks done" if done > 1 else "its one block done"
+        return f"all {done} trials done" if done > 1 else "its one trial done"
     if done not in until.looks:
         return None
     if design.gate is not None:
@@ -45,8 +45,8 @@ def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
     else:
         enough, found = _enough_of_primary(design, until, per_block)
     if enough:
-        return f"decided at {done} of at most {design.blocks} blocks: {found}"
-    return f"{done} blocks, the most allowed: {found}" if done == design.blocks else None
+        return f"decided at {done} of at most {design.blocks} trials: {found}"
+    return f"{done} trials, the most allowed: {found}" if done == design.blocks else None
 
 
 def _enough_of_primary(design: Design, until: Until, per_block: Sequence[Values]) -> tuple[bool, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -37,7 +38,7 @@ def readable(folder: Path) -> Manifest:
         return manifest
     if not tables.finished_blocks(folder) or not manifest.descriptions:
         raise StoreError(
-            f"{folder} has no finished block; go on with {manifest.resumed_by} --resume {folder}"
+            f"{folder} has no finished trial; go on with {manifest.resumed_by} --resume {folder}"
         )
     return manifest
 
@@ -73,14 +74,14 @@ def finished(
     remedy = f"go on with {manifest.resumed_by} --resume {folder}"
     for block, block_values in read_blocks(folder, design) if read is None else read:
         if block.number != len(blocks):
-            raise StoreError(f"{folder} lacks block {len(blocks)}; {remedy}")
+            raise StoreError(f"{folder} lacks trial {len(blocks)}; {remedy}")
         blocks.append(block)
         values.append(block_values)
         if reason_to_stop(design, values) is not None or len(blocks) == manifest.blocks_in_time:
             return blocks, values
     most = "at most " if design.may_end_early else ""
     raise StoreError(
-        f"{folder} is not finished: {len(blocks)} of {most}{design.blocks} blocks, and a verdict now would "
+        f"{folder} is not finished: {len(blocks)} of {most}{design.blocks} trials, and a verdict now would "
         f"be peeking; {remedy}"
     )
 
@@ -121,18 +122,23 @@ def so_far(folder: Path, manifest: Manifest) -> Result | None:
 def _unjudged(found: Comparison, design: Design) -> Comparison:
     rows = {name: msgspec.structs.replace(row, verdict=None) for name, row in found.metrics.items()}
     most = "at most " if design.may_end_early else ""
-    unfinished = f"not finished: {found.blocks} of {most}{design.blocks} blocks, so no verdict yet"
-    told = Warning("blocks", unfinished, Severity.OVERRULES)
+    unfinished = f"not finished: {found.blocks} of {most}{design.blocks} trials, so no verdict yet"
+    told = Warning("trials", unfinished, Severity.OVERRULES)
     others = [each for each in found.warnings if each.kind != UNDECIDED]
     return msgspec.structs.replace(found, metrics=rows, warnings=[told, *others])
 
 
 def summary(folder: Path, kind: type[Found]) -> Found:
     """What a folder's summary.json says was found. Raises StoreError."""
+    return as_found(folder / SUMMARY_FILE, read_summary(folder), kind)
+
+
+def as_found(path: Path, plain: dict[str, Any], kind: type[Found]) -> Found:
+    """What a file says was found. Raises StoreError."""
     try:
-        return from_plain(read_summary(folder), kind)
+        return from_plain(plain, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise StoreError(f"{folder / SUMMARY_FILE} is damaged or was edited: {error}") from error
+        raise StoreError(f"{path} is damaged or was edited: {error}") from error
 
 
 def read_block(folder: Path, number: int, design: Design) -> Block:

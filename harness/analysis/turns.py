@@ -21,7 +21,7 @@ from overlap_bench.harness.store.block import Block
 if TYPE_CHECKING:
     import pandas as pd
 
-OF_ROUNDS = "step_ms_matched"  # the same step, in the rounds: at the before arm's mix of batches
+OF_ROUNDS = "round_step_ms"  # the same step, in the rounds: at the before arm's mix of batches
 OF_CLIENTS = "tpot_ms_p50"  # what there is of it where an engine records no steps in rounds
 BUSY = 0.05  # of a core, while parked
 TOLD = 0.05  # of the pairs: from so many disturbed ones on, what they say is told
@@ -45,7 +45,7 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
     turns = _effect(design, per_block, alpha, SLICED)
     if calm < slices.ENOUGH and not (turns is not None and _beyond_sharing(turns)):
         return (
-            f"other processes used the cores in {1 - calm:.0%} of a block's turns, and the rest say too "
+            f"other processes used the cores in {1 - calm:.0%} of a trial's turns, and the rest say too "
             "little; stop these processes, or give the run more time: --max-minutes"
         )
     if (apart := _apart(design, per_block, alpha, DRAINED)) is not None:
@@ -62,7 +62,7 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
     opposite = _side(turns, 0.0) * _side(rounds, 0.0) < 0
     none = -design.margin < (turns.low or 0.0) and (turns.high or 0.0) < design.margin
     if opposite or (none and _side(rounds, design.margin)):
-        return f"slices and rounds disagree: in rounds, the step changed by {_said(rounds)} ({told})"
+        return f"turns and rounds disagree: in rounds, the step changed by {_said(rounds)} ({told})"
     return None
 
 
@@ -206,8 +206,8 @@ def of_turns(design: Design, blocks: Sequence[Block]) -> list[Warning]:
             found.append(
                 Warning(
                     "noise",
-                    f"{arm.name} used up to {max(shares):.0%} of a core while it was parked, which slows the "
-                    "others alone",
+                    f"{arm.name} used up to {max(shares):.0%} of a core while it waited for its turn, "
+                    "which slows the others alone",
                     Severity.QUALIFIES,
                 )
             )

@@ -21,7 +21,7 @@ NOT_STREAMED = (
     ": its requests got one token each, or all their tokens at once, as through a proxy that buffers; "
     "--primary latency_ms_p50 compares all the same"
 )
-TURNS = ": too few turns of both arms ran the same steps; --segments 0 compares by rounds"
+TURNS = ": too few turns of both arms ran the same steps; --interleaved-rounds 0 compares by rounds"
 THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s")
 
 
@@ -43,9 +43,9 @@ def lacking(design: Design, per_block: Sequence[Values], name: str, ratio: bool 
         for arm in design.arms:
             value = values[arm.name].get(name, np.nan)
             if not np.isfinite(value):
-                return f"has no value in block {number} of {arm.name}"
+                return f"has no value in trial {number} of {arm.name}"
             if ratio and value <= 0:
-                return f"is {value:g} in block {number} of {arm.name}"
+                return f"is {value:g} in trial {number} of {arm.name}"
     return None
 
 

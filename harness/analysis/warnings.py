@@ -40,7 +40,7 @@ SUBMIT_LAG_MS = 1.0
 LATE_READ = 0.5  # of the gap between two chunks
 SQUEEZED, SOME = 0.5, 0.02  # of the time that a request's tokens took to make; of all requests
 CLOCK_MOVED_US = 100
-ONE_ORDER = "every block ran in the same order"
+ONE_ORDER = "every trial ran in the same order"
 SKIPPED = {
     "short": "conversations under 4 tokens",
     "long": "conversations too long for vLLM's limits or the context",
@@ -117,7 +117,7 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeri
             *_of("patch", _not_built(manifest), qualifies),
             *_of("device", _device(manifest, rounds)),
             *_of("outputs", _outputs(manifest, blocks), qualifies if differ else Severity.DESCRIBES),
-            *_of("blocks", _resumed(manifest)),
+            *_of("trials", _resumed(manifest)),
             *_of("nodes", nodes.remarks(manifest)),
             *_of("records", _recorder(manifest)),
         ]
@@ -155,7 +155,7 @@ def _resumed(manifest: Manifest) -> Iterator[str]:
     if manifest.resumed_after:
         times = ", ".join(map(str, manifest.resumed_after))
         yield (
-            f"interrupted and gone on with after {times} blocks: what had been measured of the next one was "
+            f"interrupted and gone on with after {times} trials: what had been measured of the next one was "
             "dropped, and measured again in the same order"
         )
 
@@ -176,12 +176,12 @@ def few_blocks(manifest: Manifest, blocks: int) -> list[Warning]:
     """Warn that there are too few blocks for a narrow interval, or for any. A rule that looks at fewer has
     enough of them."""
     design = manifest.design
-    more = "--blocks 6" if design.max_minutes is None else "a longer --max-minutes, or --blocks 6,"
+    more = "--trials 6" if design.max_minutes is None else "a longer --max-minutes, or --trials 6,"
     if blocks == 1:
-        one = f"one block: numbers, no interval and no verdict; {more} gives both"
-        return [Warning("blocks", one, Severity.QUALIFIES)]
-    few = f"too few blocks: {blocks}; the interval is wide, and {more} gives a narrower one"
-    return [Warning("blocks", few)] if blocks < 6 and design.until is None else []
+        one = f"one trial: numbers, no interval and no verdict; {more} gives both"
+        return [Warning("trials", one, Severity.QUALIFIES)]
+    few = f"too few trials: {blocks}; the interval is wide, and {more} gives a narrower one"
+    return [Warning("trials", few)] if blocks < 6 and design.until is None else []
 
 
 def of_decision(
@@ -197,7 +197,7 @@ def of_decision(
             "one boot per side: boots of one server differ by a percent and more, and one of each can't "
             "tell that from a change; servers that are started with cmd= give intervals and verdicts"
         )
-        return [Warning("blocks", one, Severity.OVERRULES)]
+        return [Warning("trials", one, Severity.OVERRULES)]
     found = few_blocks(manifest, primary.blocks)
     if primary.sd is not None and verdict == "undecided" and primary.scale == "ratio":
         way_out = f"undecided: {_way_out(primary, design.margin, seconds)}"
@@ -210,9 +210,9 @@ def _way_out(primary: paired.Effect, margin: float, seconds: float | None) -> st
     assert primary.sd is not None
     needed = planning.blocks_needed(primary.sd, primary.blocks, margin)
     shows = (
-        f"shows a change of {100 * margin:.3g}% in 4 of 5 cases; more blocks for this one would be peeking"
+        f"shows a change of {100 * margin:.3g}% in 4 of 5 cases; more trials for this one would be peeking"
     )
-    blocks = f"{between(*(f'{each:,}' for each in needed))} blocks"
+    blocks = f"{between(*(f'{each:,}' for each in needed))} trials"
     if seconds is None:
         return f"a fresh run of {blocks} {shows}"
     time = between(*(duration(each * seconds) for each in needed))
@@ -249,7 +249,7 @@ def of_order(
         p = checks.sign_flip(differences)
         told += _of(
             "order",
-            [f"the sign-flip test (p = {p:.3f}) disagrees with the t test: look at single blocks"],
+            [f"the sign-flip test (p = {p:.3f}) disagrees with the t test: look at single trials"],
             Severity.QUALIFIES,
         )
     drift = _drift(checks.drift(before, after), design.margin, "both arms")
@@ -281,7 +281,7 @@ def _order_of_factorial(
         if checks.sign_flip_disagrees(logs @ weights)
     ]
     if disagree:
-        said = f"the sign-flip test disagrees with the t test on {', '.join(disagree)}: look at single blocks"
+        said = f"the sign-flip test disagrees with the t test on {', '.join(disagree)}: look at single trials"
         told += _of("order", [said], Severity.QUALIFIES)
     drift = _drift(checks.drift(*per_arm), design.margin, "all arms")
     return [*told, *_of("drift", drift)]
@@ -306,8 +306,8 @@ def _position(found: checks.Position, ran: str, left: str, weakened: bool) -> li
 def _drift(found: checks.Drift | None, margin: float, arms: str) -> Iterator[str]:
     if found is not None and abs(found.change) > margin and found.p < ALPHA:
         yield (
-            f"drift: {arms} moved by {percent(found.change)} from the first block to the last. The arms of a "
-            "block are compared with each other, so what drifts in both of them cancels"
+            f"drift: {arms} moved by {percent(found.change)} from the first trial to the last. The arms of a "
+            "trial are compared with each other, so what drifts in both of them cancels"
         )
 
 

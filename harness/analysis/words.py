@@ -11,7 +11,7 @@ from overlap_bench.harness.metrics import definitions
 
 SUBJECTS = {  # of a sentence; any other metric is called by its name
     definitions.SLICED: "The decode step",
-    "step_ms_matched": "The decode step in rounds",
+    definitions.MATCHED[0]: "The decode step in rounds",
     **{f"{name}_ms_p{q}": f"{name.upper()} p{q}" for name in ("ttft", "tpot") for q in (50, 90, 95, 99)},
     "throughput_tok_s": "Throughput",
 }
@@ -41,7 +41,7 @@ def conclusion(device: str, comparison: Comparison) -> str:
     if changed is not None and not changed.counts:
         decided = f"no verdict: {changed.never_ran}"
     elif row.ci_low is None:
-        decided = row.verdict or "one block gives no verdict"
+        decided = row.verdict or "one trial gives no verdict"
     else:
         decided = _decision(row, comparison.margin)
     found = f"{variant}: {decided}. {_found(name, subject, row)} {where}."

@@ -45,6 +45,14 @@ COMMANDS = {
 }
 
 OLD_NAMES = ("serve",)  # which go on working
+# Of options, which go on working too.
+OLD_FLAGS = {
+    "--blocks": "--trials",
+    "--max-blocks": "--max-trials",
+    "--segments": "--interleaved-rounds",
+    "--plant": "--inject-delay",
+    "--plant-at": "--inject-at",
+}
 
 
 def built(name: str) -> Any:
@@ -74,7 +82,16 @@ class Bench(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        return name, None if name is None else built(name), rest
+        return name, None if name is None else built(name), list(map(_of_today, rest))
+
+
+def _of_today(word: str) -> str:
+    """An option by its name of today, and a line where it was given by an older one."""
+    flag, equals, value = word.partition("=")
+    if flag not in OLD_FLAGS:
+        return word
+    exit_codes.say(f"{flag} is called {OLD_FLAGS[flag]} now")
+    return f"{OLD_FLAGS[flag]}{equals}{value}"
 
 
 def main() -> None:

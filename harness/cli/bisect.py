@@ -26,6 +26,7 @@ from overlap_bench.harness.cli.options import (
     option,
 )
 from overlap_bench.harness.cli.printing import Format
+from overlap_bench.harness.common.names import of_today
 from overlap_bench.harness.plan.request import Request
 
 BISECT = "Bisect"
@@ -80,7 +81,7 @@ def bisect(
             if good is None or bad is None:
                 raise api.BadSetting("say between which commits: --good REF --bad REF, or --history FILE")
             request = msgspec.structs.replace(request, overlay=tuple(overlay or ()))
-            resume, stored = study.begin(request, good, bad, metric, out)
+            resume, stored = study.begin(request, good, bad, metric and of_today(metric), out)
         found = study.measure(resume, stored, max_minutes or study.MINUTES, say)
         say(f"the page is {bisection_tables.write(resume, found)}")
     printing.show(found, format)

@@ -39,7 +39,7 @@ def import_(
     name: Annotated[str | None, option(OUTPUT, "What the run is called (the tool's name).")] = None,
     engine_name: Annotated[str | None, option(ENGINE, "The engine that was measured.")] = None,
     fresh_boots: Annotated[
-        bool, option(DESIGN, "Each file is from a fresh server: a block each.", "--fresh-boots")
+        bool, option(DESIGN, "Each file is from a fresh server: a trial each.", "--fresh-boots")
     ] = False,
     goodput: Annotated[
         list[str] | None,

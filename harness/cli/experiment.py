@@ -69,7 +69,9 @@ def show_experiment(
 @experiment.command("run")
 def run_experiment(
     name: Annotated[str | None, argument("Name, or .toml file; bench experiment list.")] = None,
-    blocks: Annotated[int | None, option(DESIGN, "Blocks, at least 4 (as the experiment says).")] = None,
+    blocks: Annotated[
+        int | None, option(DESIGN, "Trials, at least 4 (as the experiment says).", "--trials")
+    ] = None,
     rounds: Annotated[
         int | None, option(DESIGN, "Rounds of each workload in a boot (as the experiment says).")
     ] = None,

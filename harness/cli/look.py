@@ -105,7 +105,7 @@ def sensitivity(
     debug: Debug = False,
 ) -> None:
     """Find where the next microsecond pays: known delays in each host phase of a step, and what the step
-    makes of them; of a variant, in its before arm. One boot a trial (--blocks), in turns beside turns
+    makes of them; of a variant, in its before arm. One boot a trial (--trials), in turns beside turns
     without."""
     from overlap_bench.harness.common.machine import guess_device
     from overlap_bench.harness.plan.variants import load_variants

@@ -34,6 +34,7 @@ from overlap_bench.harness.cli.options import (
     source_of,
 )
 from overlap_bench.harness.cli.printing import Format
+from overlap_bench.harness.common.names import of_today
 from overlap_bench.harness.common.signals import interruptible
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_design, parse_fraction
@@ -63,7 +64,7 @@ def run(
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
-    """Compare a before with an after, in blocks of fresh boots; or measure one arm alone."""
+    """Compare a before with an after, in trials of fresh boots; or measure one arm alone."""
     _measure(request, out, resume, trust, source_of(ray, nodes_at_once, trust), format, whole)
 
 
@@ -201,7 +202,7 @@ def gate(
     debug: Debug = False,
 ) -> None:
     """Fail where a change makes a metric worse by more than it may: for continuous integration."""
-    names: Sequence[str] = metric or ()
+    names: Sequence[str] = list(map(of_today, metric or ()))
     limit = None if max_regression is None else parse_fraction(max_regression, "--max-regression")
     if run is not None and (not request.nothing or base_ref or head_ref or overlay):
         raise api.BadSetting(f"{run} is already measured: only the options of Gate and Output apply")
@@ -214,7 +215,7 @@ def gate(
     if plan is not None and run is not None:
         raise api.BadSetting(f"--plan is for a gate that measures, and {run} is already measured")
     if ray is not None and (calibrate or run is not None):
-        raise api.BadSetting("--ray is for a gate that measures blocks: --calibrate is about this machine")
+        raise api.BadSetting("--ray is for a gate that measures trials: --calibrate is about this machine")
 
     from overlap_bench.harness.cli.progress import on_stderr
     from overlap_bench.harness.report import gate_tables

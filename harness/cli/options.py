@@ -18,6 +18,7 @@ import typer
 from overlap_bench.engines import api
 from overlap_bench.harness.cli.exit_codes import say
 from overlap_bench.harness.cli.printing import Format
+from overlap_bench.harness.common import names
 from overlap_bench.harness.common.signals import interruptible
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.request import Request
@@ -68,7 +69,7 @@ Cluster = Annotated[
         metavar="ADDRESS",
     ),
 ]
-NodesAtOnce = Annotated[int | None, option(CLUSTER, "Blocks under way at once (one on each node).")]
+NodesAtOnce = Annotated[int | None, option(CLUSTER, "Trials under way at once (one on each node).")]
 RESULTS = Path("results")
 
 
@@ -128,6 +129,8 @@ def _value(field: msgspec.structs.FieldInfo, value: Any) -> Any:
         return parse_fraction(value, more.get("flag", "--" + field.name.replace("_", "-")))
     if field.name == "goodput":
         return parse_goodput(value)
+    if more.get("metavar") == "METRIC":
+        value = names.of_today(value) if isinstance(value, str) else list(map(names.of_today, value))
     return tuple(value) if get_origin(bare) is tuple else value
 
 
@@ -201,7 +204,7 @@ def measuring(command: Callable[..., None], without: Collection[str] = ()) -> Ca
 
 
 def source_of(cluster: str | None, nodes_at_once: int | None, trusted: bool = False) -> Source:
-    """What measures the blocks: this machine, or the nodes of a cluster."""
+    """What measures the trials: this machine, or the nodes of a cluster."""
     from overlap_bench.harness.run import blocks
 
     check_cluster(cluster, nodes_at_once, trusted)

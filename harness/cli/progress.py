@@ -1,4 +1,4 @@
-"""How far a run is, on stderr: one line that is rewritten on a terminal, a line per block elsewhere.
+"""How far a run is, on stderr: one line that is rewritten on a terminal, a line per trial elsewhere.
 
 Nothing is drawn between two events: a thread that redraws would wake while a round is measured.
 """
@@ -100,7 +100,7 @@ def of_reading() -> Iterator[Callable[[str], None]]:
 
 class Display:
     """Turns events into lines: `say` gets what a person should see, `redraw` each state of one line,
-    `plain` a line for each block."""
+    `plain` a line for each trial."""
 
     def __init__(
         self, design: Design, say: Write, redraw: Write = lambda line: None, plain: Write = lambda line: None
@@ -139,10 +139,12 @@ class Display:
             case SegmentBegun(_, index):
                 self._in_turns = True
                 planned = self._design.segments
-                more = f"{index + 1 - planned} more, as others use the cores"
-                self._show(
-                    f"in turns, segment {index + 1} of {planned}" if index < planned else f"in turns, {more}"
+                which = (
+                    f"{index + 1} of {planned}"
+                    if index < planned
+                    else f"{index + 1 - planned} more, as other processes use the cores"
                 )
+                self._show(f"interleaved round {which}")
             case Progress() if self._in_turns:
                 pass  # its requests all end with it: "0 of 32 requests" would be all that is seen of them
             case Progress(finished=finished, total=total, tpot_ms=tpot):
@@ -174,7 +176,7 @@ class Display:
     def _named(self, block: int) -> str:
         most = "at most " if self._design.may_end_early else ""
         return (
-            "first boots (discarded)" if block == -1 else f"block {block + 1} of {most}{self._design.blocks}"
+            "first boots (discarded)" if block == -1 else f"trial {block + 1} of {most}{self._design.blocks}"
         )
 
     def _tell_first(self, tpot_ms: float) -> None:

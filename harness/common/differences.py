@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from overlap_bench.harness.common.names import FIELDS
+
 TOLD = 4  # differences, in a line
 
 
@@ -21,7 +23,8 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
         return
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(each for each in new if each not in old)]:
-            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+            shown = FIELDS.get(str(key), str(key))
+            yield from _differences(old.get(key), new.get(key), f"{path}.{shown}" if path else shown)
     elif isinstance(old, list | tuple) and isinstance(new, list | tuple) and len(old) == len(new):
         for index, (left, right) in enumerate(zip(old, new, strict=True)):
             yield from _differences(left, right, f"{path}.{index}")

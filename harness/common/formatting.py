@@ -38,7 +38,7 @@ def number(value: float | None) -> str:
 
 
 def blocks_of(count: int) -> str:
-    return f"{count} block{'s' if count != 1 else ''}"
+    return f"{count} trial{'s' if count != 1 else ''}"
 
 
 def minutes_of(count: float) -> str:

@@ -179,6 +179,6 @@ def spans(steps: pd.DataFrame, phase: str) -> Spans:
 
 def matched_means(arms: Sequence[pd.DataFrame]) -> list[pd.Series]:
     """Mean of each part and of the interval, us, for each arm at the first one's batch mix, as in
-    metrics.step_ms_matched: so a part does not shrink just because batches did. NaN where no batch size is
+    metrics.round_step_ms: so a part does not shrink just because batches did. NaN where no batch size is
     shared."""
     return [mean / 1e3 for mean in steps_.matched_means(arms, ["interval_ns", *PARTS])]

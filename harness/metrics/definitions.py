@@ -43,17 +43,17 @@ DISTRIBUTIONS = {
     "latency_ms": False,
 }
 # Of several arms at one batch mix; `steps_matched` says what each holds.
-SAME_DEVICE, SAME_HOST = "step_ms_same_device", "step_ms_same_host"
-MATCHED = ("step_ms_matched", SAME_DEVICE, SAME_HOST)
+SAME_DEVICE, SAME_HOST = "round_step_ms_host", "round_step_ms_device"
+MATCHED = ("round_step_ms", SAME_DEVICE, SAME_HOST)
 
 
 # Of several arms in turns, and its parts as in MATCHED; `metrics.slices` says what each holds.
-SLICED = "step_ms_sliced"
-SLICED_SAME_DEVICE, SLICED_SAME_HOST = "step_ms_sliced_same_device", "step_ms_sliced_same_host"
+SLICED = "decode_step_ms"
+SLICED_SAME_DEVICE, SLICED_SAME_HOST = "decode_step_ms_host", "decode_step_ms_device"
 IN_TURNS = (SLICED, SLICED_SAME_DEVICE, SLICED_SAME_HOST)
-SLICED_MEAN = "step_ms_sliced_mean"  # with every rare stall in it
+SLICED_MEAN = "decode_step_ms_mean"  # with every rare stall in it
 OF_PAIRS = (*IN_TURNS, SLICED_MEAN)  # what can decide in turns
-DRAINED = "step_ms_drained"  # a step more in a turn, to its very end
+DRAINED = "decode_step_ms_drained"  # a step more in a turn, to its very end
 UNDISTURBED = "turns_undisturbed"  # no metric: the share of pairs beside which nothing else used the cores
 # What takes device times for the device's own, by the whole step that says it without them.
 SPLIT = {
@@ -68,7 +68,7 @@ SPLIT = {
 
 def of_a_step(name: str) -> bool:
     """Whether a metric is the time of a step, which is read in microseconds too."""
-    return name.startswith("step_ms")
+    return "step_ms" in name
 
 
 def phase_metric(phase: str) -> str:
@@ -78,9 +78,10 @@ def phase_metric(phase: str) -> str:
 
 def phase_in_turns(phase: str) -> str:
     """The name of the same by turns: of several arms, its change is that of their pairs."""
-    return f"{phase_metric(phase)}_sliced"
+    return f"decode_{phase_metric(phase)}"
 
 
+PHASES_IN_ROUNDS = tuple(map(phase_metric, PHASES))
 PHASES_IN_TURNS = tuple(map(phase_in_turns, PHASES))
 # Metrics whose value depends on the other arms of the run.
 BETWEEN_ARMS = (*MATCHED, *IN_TURNS, SLICED_MEAN, DRAINED, *PHASES_IN_TURNS)
@@ -104,7 +105,7 @@ METRICS: dict[str, Metric] = {
         *(Metric(name, "ms", "lower", False) for name in MATCHED),
         Metric("exposed_host_us", "us", "lower", True),
         Metric("device_busy", "", "higher", False),
-        *(Metric(phase_metric(phase), "us", "lower", True) for phase in PHASES),
+        *(Metric(name, "us", "lower", True) for name in PHASES_IN_ROUNDS),
         *(Metric(name, "us", "lower", False) for name in PHASES_IN_TURNS),
     )
 }

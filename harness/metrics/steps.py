@@ -133,13 +133,13 @@ def steps_matched(before_steps: pd.DataFrame, *others: pd.DataFrame) -> tuple[di
     never ran is left out of all, for there is nothing to compare it with; the weights of the others stay.
     NaN for all where no batch size is shared.
 
-    step_ms_matched       the step: device time + exposed host time (exposed_host_us), each matched so
-    step_ms_same_device   the before arm's device time + the arm's own exposed host time
-    step_ms_same_host     the arm's own device time + the before arm's exposed host time
+    round_step_ms         the step: device time + exposed host time (exposed_host_us), each matched so
+    round_step_ms_host    the before arm's device time + the arm's own exposed host time
+    round_step_ms_device  the arm's own device time + the before arm's exposed host time
 
     The changes of the last two, as shares of the before arm's step, add up to that of the first exactly: so
     much bookkeeping. In a serial loop, where the host waits for the device and then the device for the host,
-    step_ms_same_device is also what the step would take had the device been as fast in both arms, without the
+    round_step_ms_host is also what the step would take had the device been as fast in both arms, without the
     noise of its clocks and neighbours. Where the host computes while the device does and is the slower of the
     two, it is not: its exposed time is then its own less the device's, and what a device gains it seems to
     lose (stats.md).
@@ -150,7 +150,7 @@ def steps_matched(before_steps: pd.DataFrame, *others: pd.DataFrame) -> tuple[di
     exposed = [float(mean["interval_ns"] - mean["device_ns"]) / NS_PER_MS for mean in means]
     return tuple(
         {
-            "step_ms_matched": on_device + on_host,
+            "round_step_ms": on_device + on_host,
             SAME_DEVICE: device[0] + on_host,
             SAME_HOST: on_device + exposed[0],
         }

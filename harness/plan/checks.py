@@ -71,9 +71,10 @@ def check_metrics(design: Design) -> None:
         api.pick(name, definitions.METRICS, "metric")
         if not definitions.METRICS[name].better:
             raise api.BadSetting(f"neither lower nor higher is better for {name}, so it can have no verdict")
-        if name.startswith(("tpot", "itl", "step_ms")) and design.workload.most_new_tokens == 1:
+        of_a_step = definitions.of_a_step(name)
+        if (of_a_step or name.startswith(("tpot", "itl"))) and design.workload.most_new_tokens == 1:
             raise api.BadSetting(f"{name} needs at least 2 output tokens; raise --max-new-tokens")
-        if name.startswith("step_ms") and (silent := [a.name for a in design.arms if not a.options.recorder]):
+        if of_a_step and (silent := [arm.name for arm in design.arms if not arm.options.recorder]):
             raise api.BadSetting(f"{name} is made from step records, and {silent[0]} has recorder=off")
         if name == "goodput_req_s" and not design.goodput:
             raise api.BadSetting("goodput_req_s needs to know what is good: give --goodput, such as ttft:200")
@@ -81,7 +82,7 @@ def check_metrics(design: Design) -> None:
     if design.plant is not None and design.primary in HELD[design.plant_at]:
         raise api.BadSetting(
             f"{design.primary} takes the {design.plant_at} as equal in both arms, so it can't show a delay "
-            f"planted there; choose another --primary or --plant-at"
+            "that is injected there; choose another --primary or --inject-at"
         )
     if design.gate is not None:
         check(gated(design), design.gate.max_regression)

@@ -92,15 +92,15 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     blocks: Annotated[
         int,
         Meta(
-            description="Blocks, each a boot of every arm (6; of a gate 3 to 6).",
-            extra={"first": True},
+            description="Trials, each a fresh process of every arm (6; of a gate 3 to 6).",
+            extra={"first": True, "flag": "--trials"},
         ),
     ] = 6
     until: Until | None = None  # None: all the blocks, whatever they say
     max_minutes: Annotated[
         float | None,
         Meta(
-            description="As many blocks as fit into so many minutes, boots included.",
+            description="As many trials as fit into so many minutes, boots included.",
             extra={"first": True},
         ),
     ] = None
@@ -117,16 +117,17 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     rounds: Annotated[
         int,
         Meta(
-            description="Measured rounds of a boot (1 to 3, as 90 s allow; timed 1; without turns 10, 4, 2 "
+            description="Measured rounds of a trial (1 to 3, as 90 s allow; timed 1; without turns 10, 4, 2 "
             "on cuda)."
         ),
     ] = 2
-    warmup_rounds: Annotated[int, Meta(description="Rounds of a boot thrown away (1).")] = 1
+    warmup_rounds: Annotated[int, Meta(description="Rounds of a trial thrown away, first (1).")] = 1
     segments: Annotated[
         int,
         Meta(
-            description="Segments of a boot, in which arms take turns every few steps (3 to 16, paced 5, as "
-            "90 s allow; gate 8, timed 3)."
+            description="Rounds of a trial in which the arms alternate every few steps (3 to 16, paced 5, as "
+            "90 s allow; gate 8, timed 3).",
+            extra={"flag": "--interleaved-rounds"},
         ),
     ] = 0
     turn_steps: int = 0  # of a turn
@@ -137,7 +138,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     primary: Annotated[
         str,
         Meta(
-            description="Metric that decides (step_ms_sliced, or tpot_ms_p50).",
+            description="Metric that decides (decode_step_ms, or tpot_ms_p50).",
             extra={"metavar": "METRIC", "first": True},
         ),
     ] = "tpot_ms_p50"
@@ -194,10 +195,10 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raises BadSetting where this can't be run as it stands."""
         for flag, count, least in (
-            ("--blocks", self.blocks, 1),
+            ("--trials", self.blocks, 1),
             ("--rounds", self.rounds, 1),
             ("--warmup-rounds", self.warmup_rounds, 0),
-            ("--segments", self.segments, 0),
+            ("--interleaved-rounds", self.segments, 0),
         ):
             if not least <= count <= MOST:
                 bound = f"at least {least}" if count < least else f"at most {MOST:,}"
@@ -211,7 +212,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.until is not None and len(self.arms) != 2:
             raise api.BadSetting(
-                f"a run that may stop early needs two arms; with {len(self.arms)}, give --blocks"
+                f"a run that may stop early needs two arms; with {len(self.arms)}, give --trials"
             )
         if not 0 < self.margin < 1:
             raise api.BadSetting(f"--margin must be above 0% and below 100%, not {100 * self.margin:.4g}%")
@@ -236,11 +237,11 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_plant(self, share: float) -> None:
         if not 0 <= share < 1:
-            raise api.BadSetting(f"--plant must be at least 0% and below 100%, not {100 * share:.4g}%")
+            raise api.BadSetting(f"--inject-delay must be at least 0% and below 100%, not {100 * share:.4g}%")
         if len(self.arms) != 2:
-            raise api.BadSetting("--plant delays the after arm, and there is none; bench aa has one")
+            raise api.BadSetting("--inject-delay slows the after arm, and there is none; bench aa has one")
         if not self.arms[0].options.recorder:
-            raise api.BadSetting("--plant is sized by the before arm's steps, and its recorder is off")
+            raise api.BadSetting("--inject-delay is sized by the before arm's steps, and its recorder is off")
 
     def arms_with_plant(self, ns: int | None) -> tuple[Arm, ...]:
         """The arms as they are booted, once it is known how long the planted delay is (None: not yet). Both

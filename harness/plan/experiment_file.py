@@ -10,11 +10,12 @@ import tomllib
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
 from overlap_bench.engines import api
+from overlap_bench.harness.common.names import of_today
 from overlap_bench.harness.common.text_files import read_text
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.design import MARGIN, Arm, Design
@@ -219,9 +220,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             same.check()
             still = [a.name for a in arms if not engines[a.engine].takes_turns]
             if boots.segments and still:
-                raise api.BadSetting(f"{name} has segments, and {still[0]}'s engine takes no turns")
+                raise api.BadSetting(f"{name} has interleaved_rounds, and {still[0]}'s engine takes no turns")
             if blocks < FEWEST_BLOCKS:
-                raise api.BadSetting(f"an experiment needs at least {FEWEST_BLOCKS} blocks, not {blocks}")
+                raise api.BadSetting(f"an experiment needs at least {FEWEST_BLOCKS} trials, not {blocks}")
             found[name] = {
                 each: msgspec.structs.replace(
                     same,
@@ -246,11 +247,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         lines = []
         for name, boots in self.experiment.boots.items():
             (blocks, rounds), planned = self._extent(boots, self.adjusted), self._extent(boots, Adjusted())
-            line = f"{name}: {blocks} blocks of {rounds} round{'s' if rounds != 1 else ''}"
+            line = f"{name}: {blocks} trials of {rounds} round{'s' if rounds != 1 else ''}"
             if (blocks, rounds) != planned:
                 line += f", asked for in place of the experiment's {planned[0]} of {planned[1]}"
             if boots.segments:
-                line += f"; {boots.segments} segments in turns"
+                line += f"; {boots.segments} interleaved rounds"
             lines.append(line)
         return lines
 
@@ -335,11 +336,23 @@ def find(name: str) -> Path:
     return path
 
 
+# Of boots: what a file calls them, by what a stored experiment does, and older files too.
+STORED = {"trials": "blocks", "interleaved_rounds": "segments"}
+
+
+def _name_as_stored(plain: dict[str, Any]) -> None:
+    every = plain.get("boots")
+    for boots in every.values() if isinstance(every, dict) else ():
+        for name in STORED.keys() & set(boots if isinstance(boots, dict) else ()):
+            boots[STORED[name]] = boots.pop(name)
+
+
 def read(path: Path) -> Experiment:
     """An experiment from its file. Raises BadFile, one line, where it can't be understood."""
-    text = read_text(path)
+    text = of_today(read_text(path))
     try:
         plain = {"name": path.stem, **tomllib.loads(text)}
+        _name_as_stored(plain)
         _check_keys(plain, msgspec.inspect.type_info(Experiment))
         return msgspec.convert(plain, type=Experiment)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -353,8 +366,9 @@ def _check_keys(value: object, kind: msgspec.inspect.Type) -> None:
     match kind, value:
         case msgspec.inspect.StructType(fields=fields), dict():
             known = {field.encode_name: field.type for field in fields}
+            named = known | {name: known[old] for name, old in STORED.items() if old in known}
             for key, inner in value.items():
-                _check_keys(inner, api.pick(key, known, "key"))
+                _check_keys(inner, api.pick(key, named, "key"))
         case msgspec.inspect.DictType(value_type=inner_kind), dict():
             for inner in value.values():
                 _check_keys(inner, inner_kind)
@@ -383,7 +397,9 @@ def check(experiment: Experiment) -> None:
             raise api.BadSetting(f"a claim has a change or a share: {claim.says}")
         _check_metrics(claim, known)
         if claim.change in OF_TURNS and not boots.segments:
-            raise api.BadSetting(f"{claim.change} is measured in turns: give {claim.boots} segments")
+            raise api.BadSetting(
+                f"{claim.change} is measured in turns: give {claim.boots} interleaved_rounds"
+            )
         _check_arms(claim.boots, boots, claim.arm, *([claim.before] if claim.change else []))
     _check_first(experiment.claims[0], experiment)
     for table in experiment.tables:

@@ -44,7 +44,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     until_decided: Annotated[
         bool,
-        Meta(description="Stop once the verdict is clear: looks at 6, 8, ... blocks.", extra={"first": True}),
+        Meta(description="Stop once the verdict is clear: looks at 6, 8, ... trials.", extra={"first": True}),
     ] = False
     until_precision: Annotated[
         float | None,
@@ -53,12 +53,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             extra={**SHARE, "first": True},
         ),
     ] = None
-    max_blocks: Annotated[int | None, Meta(description="Most blocks, if it may stop early (20).")] = None
+    max_blocks: Annotated[
+        int | None,
+        Meta(description="Most trials, if it may stop early (20).", extra={"flag": "--max-trials"}),
+    ] = None
     plant: Annotated[
         float | None,
-        Meta(description="Delay each step of the after arm by a known share, such as 3%.", extra=SHARE),
+        Meta(
+            description="Delay each step of the after arm by a known share, such as 3%.",
+            extra={**SHARE, "flag": "--inject-delay"},
+        ),
     ] = None
-    plant_at: Annotated[str | None, Meta(description="device or host (device).")] = None
+    plant_at: Annotated[
+        str | None, Meta(description="Where: device or host (device).", extra={"flag": "--inject-at"})
+    ] = None
     workload: dict[str, object] = {}
     options: dict[str, object] = {}
     design: dict[str, object] = {}

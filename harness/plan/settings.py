@@ -417,23 +417,24 @@ def with_turns(design: Design, request: Request, engines: Mapping[str, api.Engin
     unlike = composed_otherwise(design.arms, engines)
     if unlike and wanted:
         raise api.BadSetting(
-            f"{primary} and --segments compare equal steps, and arms that differ in {unlike} have none: "
-            "--primary tpot_ms_mean is what their requests see"
+            f"{primary} and --interleaved-rounds compare equal steps, and arms that differ in {unlike} have "
+            "none: --primary tpot_ms_mean is what their requests see"
         )
     turns = turns_of(design.arms, engines)
     most = design.workload.most_new_tokens
     if most is not None and most < FEWEST_TURNS * turns["turn_steps"]:
         if wanted and most > 1 and able:
             raise api.BadSetting(
-                f"{primary} and --segments compare turns of {turns['turn_steps']} steps, and outputs of "
-                f"{most} tokens are too short for them: raise --max-new-tokens, or --segments 0"
+                f"{primary} and --interleaved-rounds compare turns of {turns['turn_steps']} steps, and "
+                f"outputs of {most} tokens are too short for them: raise --max-new-tokens, or give "
+                "--interleaved-rounds 0"
             )
         able = False
     if len(design.arms) < 2 or not able:
         if wanted:
             raise api.BadSetting(
-                f"{primary} and --segments need two arms, or more, whose engines take turns and record "
-                "steps; a server at an address does not"
+                f"{primary} and --interleaved-rounds need two arms, or more, whose engines take turns and "
+                "record steps; a server at an address does not"
             )
         return design
     if unlike:
@@ -488,15 +489,15 @@ def with_stopping(design: Design, request: Request) -> Design:
     if not request.until_decided and request.until_precision is None:
         if request.max_blocks is not None:
             raise api.BadSetting(
-                "--max-blocks applies only with --until-decided or --until-precision; "
-                "a fixed run takes --blocks"
+                "--max-trials applies only with --until-decided or --until-precision; "
+                "a fixed run takes --trials"
             )
         return _with_usual_stop(design, request)
     flag = "--until-decided" if request.until_decided else "--until-precision"
     if request.until_decided and request.until_precision is not None:
         raise api.BadSetting("--until-decided and --until-precision exclude each other: give one of them")
     if "blocks" in request.design:
-        raise api.BadSetting(f"--blocks is for a fixed run; with {flag} give --max-blocks")
+        raise api.BadSetting(f"--trials is for a fixed run; with {flag} give --max-trials")
 
     from overlap_bench.harness.stats import stopping
 
@@ -526,13 +527,13 @@ def with_plant(design: Design, request: Request, engines: Mapping[str, api.Engin
     """`plant` and `plant_at` of the design, where a delay is planted and every engine has the hook."""
     if request.plant is None:
         if request.plant_at is not None:
-            raise api.BadSetting("--plant-at applies only with --plant, such as --plant 3%")
+            raise api.BadSetting("--inject-at applies only with --inject-delay, such as --inject-delay 3%")
         return design
     place = request.plant_at or PLACES[0]
-    api.pick(place, dict.fromkeys(PLACES), "--plant-at")
+    api.pick(place, dict.fromkeys(PLACES), "--inject-at")
     for arm in design.arms:
         if place not in engines[arm.engine].plants:
-            raise api.BadSetting(f"engine {arm.engine} has no hook for a delay planted at the {place}")
+            raise api.BadSetting(f"engine {arm.engine} can delay no step at the {place}")
     return msgspec.structs.replace(design, plant=request.plant, plant_at=place)
 
 

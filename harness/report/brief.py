@@ -16,7 +16,7 @@ from overlap_bench.harness.report.page import Page, Table
 ROWS = ("ttft_ms_p50", "tpot_ms_p50", "throughput_tok_s")  # below what has a verdict
 MOST_COUNTERS, MOST_WARNINGS = 4, 3
 NO_CLAIM = "none"  # how the claim of a variant begins whose source has none
-NOTE = "{confidence}% intervals over blocks; change = after/before − 1; --all shows more.{rounds}"
+NOTE = "{confidence}% intervals over trials; change = after/before − 1; --all shows more.{rounds}"
 
 
 def pages(result: Result) -> Iterator[Page]:

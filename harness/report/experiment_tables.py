@@ -29,12 +29,12 @@ from overlap_bench.harness.report.tables import weak_check
 from overlap_bench.harness.workload.workload import DEFAULT
 
 CLAIMS_NOTE = (
-    "change = after/before − 1: for times, negative is faster. Interval: 95%, t over blocks of fresh boots. "
+    "change = after/before − 1: for times, negative is faster. Interval: 95%, t over trials of fresh boots. "
     "The first line is what the experiment decides, the others are descriptive. What a source measured on "
     "its hardware and what is measured here never become one number."
 )
 CELLS_NOTE = (
-    "Levels are means over blocks, geometric where a change is in percent. [ ]: 95% interval over blocks; ±: "
+    "Levels are means over trials, geometric where a change is in percent. [ ]: 95% interval over trials; ±: "
     "half its width."
 )
 CSV_COLUMNS = ("table", "row", "column", "shown", "value", "low", "high", "unit")
@@ -63,9 +63,9 @@ def plan(planned: Plan) -> Iterator[Table]:
     for boots, of_workload in planned.designs().items():
         design = next(iter(of_workload.values()))
         arms = tuple((arm.name, spelled(arm.toggles), arm.options.model) for arm in design.arms)
-        segments = f" and {design.segments} segments in turns" if design.segments else ""
+        segments = f" and {design.segments} interleaved rounds" if design.segments else ""
         lines = [
-            f"{design.blocks} blocks of {design.rounds} rounds{segments} on each workload, in turn within a "
+            f"{design.blocks} trials of {design.rounds} rounds{segments} on each workload, in turn within a "
             "boot; "
             f"primary metric {design.primary}, margin {100 * design.margin:.3g}%.",
             *(f"{name}: {_changed(each)}" for name, each in of_workload.items()),

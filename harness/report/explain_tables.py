@@ -17,31 +17,31 @@ from overlap_bench.harness.report.tables import changed_settings, prediction_lin
 
 DEVICE = "device and more"  # what the device's line is called where it holds more
 STEP_NOTE = (
-    "Means over blocks, from the device's end of a step to its end of the next; {of}. A host phase counts "
-    "only while the device stands still. Interval: {confidence}%, t over blocks. "
+    "Means over trials, from the device's end of a step to its end of the next; {of}. A host phase counts "
+    "only while the device stands still. Interval: {confidence}%, t over trials. "
     "harness/metrics/attribution.py defines each line."
 )
 OF = {
     "turns": "of turns, so of the same steps in both arms; plain means, which add up, and in which a few "
-    "slow steps weigh more than in step_ms_sliced, a mean of logarithms, which is the number to quote",
+    "slow steps weigh more than in decode_step_ms, a mean of logarithms, which is the number to quote",
     "rounds": "of decode steps that follow a decode step, at the before arm's batch mix",
 }
 RANKS_NOTE = (
-    "Means over blocks of decode steps in rounds, each arm at its own batches. Waiting: from the rank's own "
+    "Means over trials of decode steps in rounds, each arm at its own batches. Waiting: from the rank's own "
     "start of a step's program until the last rank's, which no all-reduce in it ends before; it is within "
     "the device's time and its busy share, and under a pace within the pace. harness/metrics/ranks.py."
 )
 TAIL_NOTE = (
     "Late: the mean of the samples at the percentile and above; typical: of those between the quartiles. "
     "What made them late: what the scheduler's thread did more of than in a typical one, the largest "
-    "first; the whole list is in --format json. Of rounds, pooled over blocks, so described and not judged. "
+    "first; the whole list is in --format json. Of rounds, pooled over trials, so described and not judged. "
     "harness/analysis/tail.py."
 )
 
 FORETOLD_NOTE = (
     "What a phase changed by, in decode steps of rounds at the sensitivity's batch, times its slope in "
     "{found.sensitivity}, whose step took {found.step_us:,.0f} us; what is hidden there counts nothing. "
-    "Intervals over blocks; that of what is expected holds the slopes' too. harness/analysis/foretold.py."
+    "Intervals over trials; that of what is expected holds the slopes' too. harness/analysis/foretold.py."
 )
 
 
@@ -54,7 +54,7 @@ def step_line(found: Explained) -> str:
         return f"{start}, {_share(device.share_before)} of it in {_named(found, 'device')}."
     change = f"{start} before and {number(whole.after)} after ({_change(whole)})"
     if found.blocks == 1:
-        return f"{change}; one block can't tell which part changed."
+        return f"{change}; one trial can't tell which part changed."
     if found.largest is None:
         return f"{change}; no single part's change can be told from chance."
     name, largest = _named(found, found.largest), _change(found.step_us[found.largest])

@@ -18,7 +18,7 @@ NOTE = (
     "other's after and before, so 0 where each gives the same in any company. Weaker (stronger) together: "
     "both give less (more) gain than each without the other comes to; same together: all of that difference, "
     "not half, is within the margin. Verdicts are at 5% over all main effects and pairs together (Holm), "
-    "margin ±{margin:.3g}%; all else is descriptive. Intervals: {confidence}%, t over blocks."
+    "margin ±{margin:.3g}%; all else is descriptive. Intervals: {confidence}%, t over trials."
 )
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from overlap_bench.harness.analysis.result import UNDECIDED, Comparison, Counter, MetricRow, Warning, ranked
 from overlap_bench.harness.analysis.words import difference, interval
 from overlap_bench.harness.common.formatting import number
-from overlap_bench.harness.metrics.definitions import PHASES_IN_TURNS
+from overlap_bench.harness.metrics.definitions import PHASES_IN_ROUNDS, PHASES_IN_TURNS
 
 MOST_PHASES, MOST_COUNTERS = 4, 2  # in the line of what an undecided run found all the same
 DIFFERS = 0.1  # of the larger: a counter that changed by less is no mechanism
 LEAST = 0.01  # of something per step: a collection in a hundred steps, 10 us
-NS, PHASE = "_ns", "phase_"
+NS = "_ns"
 
 
 def leading(comparison: Comparison) -> Iterator[str]:
@@ -57,7 +57,7 @@ def _phases(comparison: Comparison) -> dict[str, MetricRow]:
     found = {
         name: row
         for name, row in comparison.metrics.items()
-        if name.startswith(PHASE) and row.excludes_zero and turned == (name in PHASES_IN_TURNS)
+        if name in (PHASES_IN_TURNS if turned else PHASES_IN_ROUNDS) and row.excludes_zero
     }
     names = sorted(found, key=lambda name: -abs(_by(found[name])))[:MOST_PHASES]
     return {name: found[name] for name in names}

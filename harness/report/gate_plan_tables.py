@@ -26,7 +26,7 @@ def conclusion(found: GatePlans) -> str:
         )
     return (
         f"On this machine: --metric {plan.metric} --max-regression {share(plan.limit)} "
-        f"--blocks {plan.blocks} --max-minutes {found.max_minutes:.3g}, "
+        f"--trials {plan.blocks} --max-minutes {found.max_minutes:.3g}, "
         f"about {_minutes(plan)} a gate, and {within} at most."
     )
 
@@ -46,14 +46,14 @@ def plan_table(found: GatePlans) -> Table:
 
     columns: dict[str, Callable[[str], str]] = {
         "metric": str,
-        "SD of a block": lambda name: f"{found.sd[name]:.2%}",
+        "SD of a trial": lambda name: f"{found.sd[name]:.2%}",
     }
     columns |= {f"limit {share(limit)}": partial(cost, limit=limit) for limit in limits}
     note = (
-        f"Blocks of a fixed gate (--blocks), and its time, that pass an unchanged head in 4 of 5 runs: from "
+        f"Trials of a fixed gate (--trials), and its time, that pass an unchanged head in 4 of 5 runs: from "
         f"{blocks_of(found.blocks)} of the base against itself, of {found.seconds_per_block:.0f} s each, for "
-        f"the most that their SD may be (90%). –: more than {MOST} blocks. Without --blocks a gate looks at "
-        "3, 4, 5 and 6 blocks, and ends with the first that is clear."
+        f"the most that their SD may be (90%). –: more than {MOST} trials. Without --trials a gate looks at "
+        "3, 4, 5 and 6 trials, and ends with the first that is clear."
     )
     return tabulated("Gates that this machine can hold", found.sd, columns, note, numbers=tuple(columns)[1:])
 
@@ -62,7 +62,8 @@ def to_csv(found: GatePlans) -> str:
     """One line per plan, unrounded."""
     about = (found.run, found.device)
     return csv_text(
-        ("run", "device", *GatePlan.__struct_fields__), [(*about, *astuple(plan)) for plan in found.plans]
+        ("run", "device", *GatePlan.__struct_encode_fields__),
+        [(*about, *astuple(plan)) for plan in found.plans],
     )
 
 

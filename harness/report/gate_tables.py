@@ -74,9 +74,9 @@ def _undecided(found: GateResult, where: str) -> Iterator[str]:
         yield _more_blocks([*bounded.values()], found.seconds_per_block)
     for name, row in rows.items():
         if row.remark == gate.OFFERED:
-            yield f"{name} {gate.OFFERED}, {where}: no number of blocks would tell"
+            yield f"{name} {gate.OFFERED}, {where}: no number of trials would tell"
         elif row.remark:
-            yield f"{name} can't be judged {where} ({row.remark}): that takes more blocks, 6 as a rule"
+            yield f"{name} can't be judged {where} ({row.remark}): that takes more trials, 6 as a rule"
 
 
 def _is_at(row: Judged, limit: float) -> bool:
@@ -99,11 +99,11 @@ def _more_blocks(rows: Sequence[Judged], seconds: float | None) -> str:
     needed = [row.more_blocks for row in rows]
     most = max(each or 0 for each in needed)
     if None in needed:
-        return "more blocks would hardly tell"
+        return "more trials would hardly tell"
     if seconds is not None and most * seconds > FEASIBLE_S:
-        return f"more blocks would hardly tell: {most} take {duration(most * seconds)}"
+        return f"more trials would hardly tell: {most} take {duration(most * seconds)}"
     took = "" if seconds is None else f", about {duration(most * seconds)},"
-    return f"a fresh gate with --blocks {most}{took} would tell in 4 of 5 cases"
+    return f"a fresh gate with --trials {most}{took} would tell in 4 of 5 cases"
 
 
 def late(result: Result) -> Iterator[str]:
@@ -130,7 +130,7 @@ def regression_table(result: Result) -> Table:
     note = (
         f"At best and at worst: bounds of the regression, {100 * found.confidence:.4g}% each; positive is "
         f"worse. Pass: at worst within {share(found.max_regression)}; fail: at best beyond it, corrected "
-        "by Holm. Can rule out: the smallest regression that this machine and so many blocks exclude in 4 of "
+        "by Holm. Can rule out: the smallest regression that this machine and so many trials exclude in 4 of "
         "5 runs without a change."
     )
     return tabulated("Gate", found.metrics.items(), columns, note, numbers=tuple(columns)[1:-1])
@@ -199,7 +199,7 @@ def to_csv(result: Result) -> str:
         [*about.values(), name, comparison.metrics[name].unit, *astuple(row), *all_in_all.values()]
         for name, row in found.metrics.items()
     ]
-    return csv_text((*about, "metric", "unit", *Judged.__struct_fields__, *all_in_all), lines)
+    return csv_text((*about, "metric", "unit", *Judged.__struct_encode_fields__, *all_in_all), lines)
 
 
 def pages(result: Result) -> Iterator[Page]:

@@ -179,7 +179,7 @@ def _tone(comparison: Comparison) -> str:
 
 def _leading(run: Run, comparison: Comparison) -> list[Picture]:
     """What belongs on the first screen, below the verdict: the pairs, and the step before and after."""
-    pairs: dict[str, Draw] = {"Block by block": partial(figures.block_changes, run, None)}
+    pairs: dict[str, Draw] = {"Trial by trial": partial(figures.block_changes, run, None)}
     where = "" if comparison.sliced is None else ", in rounds"
     step: dict[str, Draw] = {f"Host phases{where}": partial(figures.phases, run)}
     chosen = step if comparison.after is None else {**pairs, **step}
@@ -213,12 +213,12 @@ def method(run: Run) -> Table:
         return _imported(run.manifest.imported, blocks)
     each = "for each arm" if any(arm.is_remote for arm in design.arms) else "a boot"
     rows = [
-        ("blocks", f"{blocks}, {_boots(design.arms)}"),
+        ("trials", f"{blocks}, {_boots(design.arms)}"),
         ("rounds", f"{design.rounds} {each}, pooled, after {design.warmup_rounds} to warm up"),
     ]
     if len(design.arms) == 2:
         rows += [
-            ("order", "drawn for each block of this run"),
+            ("order", "drawn for each trial of this run"),
             ("decides", design.primary),
             ("also judged", ", ".join(design.secondaries) or "nothing"),
             ("margin", f"±{100 * design.margin:.3g}%, the largest change that counts as none"),
@@ -227,7 +227,7 @@ def method(run: Run) -> Table:
     if design.goodput:
         rows.append(("goodput", ", ".join(f"{name} ≤ {ms:g} ms" for name, ms in design.goodput.items())))
     if design.plant is not None:
-        rows.append(("planted", f"{100 * design.plant:.3g}% of a step, at the {design.plant_at}"))
+        rows.append(("injected delay", f"{100 * design.plant:.3g}% of a step, at the {design.plant_at}"))
     rows += [(f"workload: {name}", value) for name, value in _asked(design.workload)]
     return Table("Method", ("", ""), tuple(rows), numbers=())
 
@@ -246,7 +246,7 @@ def _imported(imported: Imported, blocks: int) -> Table:
     rows = [
         ("measured by", f"{imported.tool} {imported.version}".strip()),
         ("measured at", ", ".join(filter(None, imported.measured)) or NOT_RECORDED),
-        ("blocks", f"{blocks}, a file each"),
+        ("trials", f"{blocks}, a file each"),
         *((f"workload: {name}", value) for name, value in imported.asked.items()),
     ]
     return Table("Method", ("", ""), tuple(rows), numbers=())
@@ -267,7 +267,7 @@ def _stops(design: Design) -> str:
         return f"after {blocks_of(design.blocks)}{bound}, whatever they say"
     looks = ", ".join(map(str, design.until.looks))
     wanted = "decided" if design.until.precision is None else f"±{100 * design.until.precision:.3g}%"
-    return f"once {wanted}, with looks at {looks} blocks{bound}, declared before the first"
+    return f"once {wanted}, with looks at {looks} trials{bound}, declared before the first"
 
 
 def environment_of(run: Run) -> Table:

@@ -27,7 +27,7 @@ LEVELS = ("tpot_ms_p50", "throughput_tok_s", "latency_ms_p50")
 NOTE = (
     "Each point is a run of its own, and its verdict is at 5% by itself: of twenty points without a change, "
     "one is called one. Only what is in one row was interleaved. "
-    "Intervals: {confidence}%, t over blocks{own}."
+    "Intervals: {confidence}%, t over trials{own}."
 )
 OWN = ", each at the level of the look at which its point stopped"
 
@@ -102,7 +102,7 @@ def levels_table(result: SweepResult) -> Table:
         "requests": lambda each: str(each.requests),
         "batch": lambda each: _sides(each.mechanism.get("mean_batch")),
         **{name: partial(_level, name) for name in LEVELS},
-        "blocks": lambda each: str(each.blocks),
+        "trials": lambda each: str(each.blocks),
     }
     note = "requests: asked in each round; batch: mean over decode steps"
     return tabulated("Levels, before → after", result.comparisons, columns, note, numbers=())

@@ -37,6 +37,7 @@ from overlap_bench.harness.analysis.words import (
     verdict,
 )
 from overlap_bench.harness.common.formatting import number, percent, with_unit
+from overlap_bench.harness.common.names import FIELDS
 from overlap_bench.harness.metrics import definitions, slices
 from overlap_bench.harness.report import findings
 from overlap_bench.harness.report.page import NUMBERS, PER_STEP, Page, Table, csv_text, tabulated
@@ -63,8 +64,8 @@ DESCRIPTIVE = (
     *definitions.MATCHED,
 )
 CONVENTIONS = (
-    "change = after/before − 1: for times, negative is faster. Before and after are means over blocks "
-    "(geometric where the change is in percent); interval: {confidence}%, t over blocks. Only the primary "
+    "change = after/before − 1: for times, negative is faster. Before and after are means over trials "
+    "(geometric where the change is in percent); interval: {confidence}%, t over trials. Only the primary "
     "and the declared secondaries carry a verdict, all else is descriptive; `same` is not corrected for the "
     "number of metrics."
 )
@@ -91,9 +92,9 @@ def remarks(comparison: Comparison) -> Iterator[str]:
         if row.floor is None:
             said = f"A change of {name} by {smallest:.2%}"
         else:
-            known = f"Noise floor of {name} over {blocks} blocks: {floor(row)}"
+            known = f"Noise floor of {name} over {blocks} trials: {floor(row)}"
             said = f"{known}; a true change of {smallest:.2%}"
-        yield f"{said} would be detected in 4 of 5 such runs of {blocks} blocks."
+        yield f"{said} would be detected in 4 of 5 such runs of {blocks} trials."
 
 
 def changed_code(comparison: Comparison) -> str | None:
@@ -154,14 +155,14 @@ def beside_others(comparison: Comparison) -> str:
 
 
 def scatter(comparison: Comparison) -> str | None:
-    """Which of both would make the interval narrower: more segments, or more blocks. None where it is not
-    known."""
+    """Which of both would make the interval narrower: more interleaved rounds, or more trials. None where it
+    is not known."""
     sliced = comparison.sliced
     if sliced is None or sliced.within is None or sliced.between is None:
         return None
     return (
-        f"The change scatters by {sliced.within:.2%} within a block: more --segments average that out. It "
-        f"scatters by {sliced.between:.2%} between boots: more --blocks do."
+        f"The change varies by {sliced.within:.2%} (SD) within a trial: more --interleaved-rounds average "
+        f"that out. It varies by {sliced.between:.2%} from trial to trial: more --trials average that out."
     )
 
 
@@ -205,13 +206,13 @@ def planted(comparison: Comparison) -> str | None:
     if place is None:
         return None
     if size is None:
-        return f"Planted at the {place}: the engine counted no delay, so none can be seen."
+        return f"Injected delay at the {place}: the engine counted none, so none can be seen."
     row = comparison.metrics[comparison.primary]
     expected = mechanism.expected_change(size, row.better)
     change = f"{comparison.primary} changed by {percent(row.change)}"
-    found = f"Planted at the {place}: {percent(size)} of a step; {change}"
+    found = f"Injected delay at the {place}: {percent(size)} of a step; {change}"
     if row.ci_low is None or row.ci_high is None:
-        return f"{found}; one block can't show it."
+        return f"{found}; one trial can't show it."
     verdict = "seen" if mechanism.plant_seen(comparison) else "not seen"
     inside = "holds" if row.ci_low <= expected <= row.ci_high else "does not hold"
     return (
@@ -247,7 +248,8 @@ def changed_settings(one: Settings, other: Settings | None) -> str:
 
 def flat(settings: Settings) -> dict[str, Any]:
     """The settings of an arm by the names of the command line."""
-    found = {"engine": settings.engine, **settings.toggles, **settings.options}
+    options = {FIELDS.get(name, name): value for name, value in settings.options.items()}
+    found = {"engine": settings.engine, **settings.toggles, **options}
     if settings.python:
         found["python"] = settings.python
     found |= {f"env.{name}": value for name, value in settings.env.items()}
@@ -281,18 +283,18 @@ def nodes_table(nodes: Nodes, primary: str) -> Table:
     """The primary on each node of a cluster, and whether they agree."""
     columns: dict[str, Callable[[tuple[str, NodeRow]], str]] = {
         "node": lambda row: row[0] or "without a cluster",
-        "blocks": lambda row: str(row[1].blocks),
+        "trials": lambda row: str(row[1].blocks),
         "change": lambda row: difference(row[1]),
         "interval": lambda row: interval(row[1]),
     }
-    numbers = ("blocks", "change")
+    numbers = ("trials", "change")
     return tabulated(f"{primary} by node", nodes.changes.items(), columns, agreement(nodes), numbers)
 
 
 def agreement(nodes: Nodes) -> str:
     """What the test of the nodes said, and what it could have seen."""
     if nodes.p is None or nodes.power is None:
-        return "One block of each node: what nodes differ by is in the interval of the blocks."
+        return "One trial of each node: what nodes differ by is in the interval of the trials."
     found = "disagree, and each counts once" if nodes.unit == "node" else "are not seen to disagree"
     return (
         f"The nodes {found} (p = {nodes.p:.3f}, at a level of {LEVEL:.0%}). If nodes differed by an SD as "
@@ -357,7 +359,7 @@ def metric_table(comparison: Comparison, every: bool = False) -> Table:
     if comparison.after is None:
         columns["before"] = lambda row: with_unit(row[1].before, row[1].unit)
         title = "Every metric" if every else "One arm"
-        return tabulated(title, rows, columns, "arithmetic means over blocks")
+        return tabulated(title, rows, columns, "arithmetic means over trials")
     columns |= {
         "before": lambda row: number(row[1].before),
         "after": lambda row: number(row[1].after),
@@ -383,7 +385,7 @@ def of_rounds(comparison: Comparison) -> str:
     if comparison.sliced is None:
         return ""
     phases = any(name in definitions.PHASES_IN_TURNS for name in comparison.metrics)
-    what = "step_ms_sliced and phase_..._sliced are" if phases else "step_ms_sliced is"
+    what = "decode_step_ms and decode_phase_... are" if phases else "decode_step_ms is"
     return (
         f" {what} of turns. All else is of rounds: arrivals, prefills and the client are in it, so it "
         "changes by another share."
@@ -397,7 +399,7 @@ def chosen(comparison: Comparison) -> list[str]:
     phases = [
         name
         for name, row in found.items()
-        if name.startswith("phase_") and row.excludes_zero and f"{name}_sliced" not in found
+        if name.startswith("phase_") and row.excludes_zero and f"decode_{name}" not in found
     ]
     chosen = [
         each for each in DESCRIPTIVE if not (each.startswith("itl_chunk") and "itl_token_ms_p50" in found)

@@ -254,10 +254,12 @@ def planted_ns(share: float, arm: str, steps: pd.DataFrame) -> int:
     """`share` of an arm's mean step interval (metrics.decode_intervals). Raises BadSetting where the arm has
     no step records."""
     if not len(steps) or not (steps["arm"] == arm).any():
-        raise api.BadSetting(f"--plant is sized by the steps of {arm}, and its engine records none")
+        raise api.BadSetting(f"--inject-delay is sized by the steps of {arm}, and its engine records none")
     intervals = decode_intervals(steps[steps["arm"] == arm])["interval_ns"]
     if not len(intervals):
-        raise api.BadSetting("--plant is sized by decode steps, and there are none; raise --max-new-tokens")
+        raise api.BadSetting(
+            "--inject-delay is sized by decode steps, and there are none; raise --max-new-tokens"
+        )
     return round(share * float(intervals.mean()))
 
 
@@ -273,7 +275,7 @@ def described(manifest: Manifest, booted: Mapping[str, Booted]) -> Manifest:
     if manifest.design.segments and (still := [name for name, each in found.items() if not each.takes_turns]):
         raise api.BadSetting(
             f"{still[0]} can't take turns: what its command started serves from elsewhere, as from a "
-            "container; --segments 0 compares by rounds"
+            "container; --interleaved-rounds 0 compares by rounds"
         )
     for name, old in manifest.descriptions.items():
         if name in found and (other := differences.difference(_identity(old), _identity(found[name]))):
@@ -369,8 +371,8 @@ def _segment(
     done = session.take_turns(turning, asked, steps_of_turn(design, segment), observe)
     if failed := next(filter(None, done.data.errors), ""):
         raise api.EngineError(
-            f"a request failed while engines took turns: {failed}; --segments 0 compares by rounds, and "
-            "counts one that fails"
+            f"a request failed while engines took turns: {failed}; --interleaved-rounds 0 compares by "
+            "rounds, and counts one that fails"
         )
     found = []
     for each in turning:
@@ -409,7 +411,9 @@ def mean_batch(arm: str, tables: Mapping[str, pd.DataFrame]) -> int:
     decodes = steps[steps["kind"] == "decode"] if len(steps) else steps
     mean = float(decodes["batch"].mean()) if len(steps) else mean_decoding(requests)
     if not mean > 0:
-        raise api.BadSetting(f"{arm} ran no decode step, so there is none to measure in turns: --segments 0")
+        raise api.BadSetting(
+            f"{arm} ran no decode step, so there is none to measure in turns; give --interleaved-rounds 0"
+        )
     return max(1, round(mean))
 
 

@@ -455,7 +455,9 @@ class Session:
         again = message.name not in self._turning
         self._turning.discard(message.name)
         if not self._turning:
-            raise RunFailed(f"every engine has waited for its turn for {message.seconds:g} s: a lost baton")
+            raise RunFailed(
+                f"every engine has waited for its turn for {message.seconds:g} s: none of them has the turn"
+            )
         if len(self._turning) == 1 and (again or not self._from_hosts.poll(EXPLAIN_MS)):
             raise RunFailed(
                 f"the engine of {next(iter(self._turning))} hangs: it has not ended its turn in "

@@ -51,9 +51,9 @@ def paired(before: Sequence[float], after: Sequence[float], scale: Scale) -> Dif
     that are not all positive and finite."""
     first, second = np.asarray(before, np.float64), np.asarray(after, np.float64)
     if first.shape != second.shape or first.ndim != 1 or first.size == 0:
-        raise ValueError("before and after need one value per block each, and at least one block")
+        raise ValueError("before and after need one value per trial each, and at least one trial")
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        raise ValueError("a block has no finite value")
+        raise ValueError("a trial has no finite value")
     if scale == "difference":
         return np.subtract(second, first)
     if (first <= 0).any() or (second <= 0).any():

@@ -26,7 +26,7 @@ def blocks_needed(sd: float, blocks: int, margin: float) -> tuple[int, int]:
     false alarms (stats.md). Raises ValueError with fewer than two blocks.
     """
     if blocks < 2:
-        raise ValueError("the SD of one block is not known")
+        raise ValueError("the SD of one trial is not known")
     tail = (1 - CONFIDENCE) / 2
     low, high = (_possible_sd(sd, blocks, quantile) for quantile in (1 - tail, tail))
     return fixed_plan(low, margin), fixed_plan(high, margin)
@@ -67,7 +67,7 @@ def smallest_detectable(sd: float, n: int, alpha: float = ALPHA) -> float:
     run. The SD is taken as known, so with few blocks this is an estimate as rough as the SD. Raises
     ValueError with fewer than two blocks."""
     if n < 2:
-        raise ValueError("one block has no SD")
+        raise ValueError("one trial has no SD")
     return sd * _detectable_sds(n, alpha)
 
 

@@ -59,7 +59,7 @@ def until_precise(precision: float, most: int) -> Until:
 
 def _check(most: int, flag: str) -> None:
     if not FIRST_LOOK <= most <= MOST_BLOCKS:
-        raise BadSetting(f"{flag} needs --max-blocks from {FIRST_LOOK} to {MOST_BLOCKS}, not {most}")
+        raise BadSetting(f"{flag} needs --max-trials from {FIRST_LOOK} to {MOST_BLOCKS}, not {most}")
 
 
 def looks(most: int) -> tuple[int, ...]:

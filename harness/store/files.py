@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 import msgspec
 
 from overlap_bench.engines import api
+from overlap_bench.harness.common import names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +30,7 @@ import hashlib
 
 from overlap_bench.engines.api import BadFile
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 had other names: common/names.py
 Read = TypeVar("Read")
 PARTIAL = ".partial"
 PROFILE = "profile"  # what a profile's folder says it is, in PROFILE_FILE
@@ -120,6 +121,8 @@ def decoded(where: str, text: bytes, kind: type[Read]) -> Read:
     text = text.removeprefix(codecs.BOM_UTF8)  # of an editor on Windows: plans and histories are kept in git
     try:
         schema = msgspec.json.decode(text, type=_Versioned).schema_version
+        if schema < 2:
+            text = names.of_today(text.decode()).encode()
         if schema < 1:
             raise StoreError(f"{where} is damaged or was edited: there is no schema version {schema}")
         if schema > SCHEMA_VERSION:

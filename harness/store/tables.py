@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlap_bench.engines import api
+from overlap_bench.harness.common.names import of_today
 from overlap_bench.harness.store.files import (
     PARTIAL,
     StoreError,
@@ -67,12 +68,12 @@ def read_values(folder: Path, arms: Collection[str]) -> pd.DataFrame:
     found = _from_parquet(path)
     if not len(found) or set(found) != {"block", "arm", "metric", "value"} or _strange(found, ()):
         raise StoreError(f"{path} was edited: it has other columns, or no row, or something else in them")
-    columns = dict(iter(found.groupby("metric", sort=False)))
+    columns = dict(iter(found.assign(metric=found["metric"].map(of_today)).groupby("metric", sort=False)))
     rows, *others = (each[["block", "arm"]].reset_index(drop=True) for each in columns.values())
     measured = set(zip(rows["block"], map(str, rows["arm"]), strict=True))
     whole = measured == set(product(set(rows["block"]), arms)) and len(measured) == len(rows)
     if not whole or not all(each.equals(rows) for each in others):
-        raise StoreError(f"{path} was edited: it does not have one value of each arm in each block")
+        raise StoreError(f"{path} was edited: it does not have one value of each arm in each trial")
     return rows.assign(**{metric: each["value"].to_numpy() for metric, each in columns.items()})
 
 
@@ -109,7 +110,7 @@ def write_packed(folder: Path, block: int, files: Mapping[str, bytes]) -> None:
             (partial / f"{name}.parquet").write_bytes(file)
         os.rename(partial, whole)
     except OSError as error:
-        raise WriteFailed(f"can't write block {block} to {whole}: {reason_of(error)}") from error
+        raise WriteFailed(f"can't write trial {block} to {whole}: {reason_of(error)}") from error
 
 
 def whole(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:

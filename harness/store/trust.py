@@ -35,6 +35,7 @@ from pathlib import Path
 import msgspec
 
 from overlap_bench.engines import api
+from overlap_bench.harness.common import names
 from overlap_bench.harness.plan.design import Arm, Design
 
 SECRET_BYTES = 32
@@ -170,7 +171,8 @@ def _signed(designs: Sequence[Design]) -> str:
     """Raises OSError where no secret can be had. Relative paths start from the current folder, which means
     nothing to a run that names nothing of its own."""
     what = {"folder": os.getcwd() if named(designs) else "", "designs": designs}
-    return hmac.digest(_secret(), msgspec.json.encode(what, order="sorted"), "sha256").hex()
+    signed = names.as_before(msgspec.json.encode(what, order="sorted").decode()).encode()
+    return hmac.digest(_secret(), signed, "sha256").hex()
 
 
 def _secret() -> bytes:

@@ -14,6 +14,7 @@ from overlap_bench.harness.analysis.catalogue import Catalogue, Entry
 from overlap_bench.harness.analysis.experiment_result import ExperimentResult
 from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.analysis.stored import summary
+from overlap_bench.harness.common.names import of_today
 from overlap_bench.harness.plan.variants import Variant, load_unmeasured, load_variants
 from overlap_bench.harness.store.files import EXPERIMENT_FILE, SCHEMA_VERSION, SUMMARY_FILE, StoreError
 from overlap_bench.harness.store.manifest import Manifest, read_manifest
@@ -29,8 +30,8 @@ def catalogue_of(folder: Path | None, name: str | None = None) -> Catalogue:
     variants = load_variants()
     measured: dict[str, list[Entry]] = {each: [] for each in variants}
     if folder is None:
-        shipped = files("overlap_bench.harness.analysis").joinpath(SHIPPED).read_bytes()
-        found: Iterable[Entry] = msgspec.json.decode(shipped, type=Catalogue).entries
+        shipped = files("overlap_bench.harness.analysis").joinpath(SHIPPED).read_text("utf-8")
+        found: Iterable[Entry] = msgspec.json.decode(of_today(shipped), type=Catalogue).entries
     else:
         found = chain(_claimed(folder, variants), _runs(folder, variants))
     for entry in found:

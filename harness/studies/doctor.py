@@ -141,7 +141,7 @@ def keep_busy() -> Busy:
 
 
 def steal(busy: Busy) -> Finding:
-    remedy = "other virtual machines take CPU time: use a dedicated host, or more blocks"
+    remedy = "other virtual machines take CPU time: use a dedicated host, or more trials"
     return finding("steal", busy.stolen < 0.01, f"{busy.stolen:.1%} of the time of busy cores", remedy)
 
 

@@ -122,7 +122,7 @@ def _measure(folder: Path, kept: Kept, display: Display, made_here: bool, source
             _measure_boots(designs, f"{folder.name}/{boots}", display, made_here, source)
     except BaseException as error:
         if _has_blocks(kept, folder):
-            error.add_note(f"its finished blocks are kept, go on with bench experiment run --resume {folder}")
+            error.add_note(f"its finished trials are kept, go on with bench experiment run --resume {folder}")
         raise
     return show(folder)
 

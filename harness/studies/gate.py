@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -64,7 +64,7 @@ def measure(
     if {"primary", "secondaries"} & set(request.design):
         raise api.BadSetting("a gate is about its --metric; leave --primary and --secondary out")
     if request.until_precision is not None:
-        raise api.BadSetting("a gate stops after --blocks, or --until-decided")
+        raise api.BadSetting("a gate stops after --trials, or --until-decided")
     if head is not None and base is None:
         raise api.BadSetting("--head-ref needs a --base-ref to be compared with")
     if overlay and base is None:
@@ -111,7 +111,7 @@ def calibrate(
     )
     design = make_design(request, api.find_engines(), load_variants(), guess_device)
     if design.blocks < 2:
-        raise api.BadSetting("one block has no SD: leave --blocks out, or give six")
+        raise api.BadSetting("one trial has no SD: leave --trials out, or give six")
     began = time.monotonic()
     measured = measure_.measure(design, out, display)
     seconds = time.monotonic() - began
@@ -130,7 +130,8 @@ def as_planned(
     path: Path, request: Request, names: Sequence[str], limit: float | None
 ) -> tuple[Request, Sequence[str], float | None]:
     """What a gate is asked for with what a calibration recommends, from its file. Raises StoreError."""
-    return gate_plans.applied(read_json(path, GatePlans, "a calibration"), request, names, limit)
+    plain = read_json(path, dict[str, Any], "a calibration")
+    return gate_plans.applied(stored.as_found(path, plain, GatePlans), request, names, limit)
 
 
 def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:

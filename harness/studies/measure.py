@@ -205,9 +205,9 @@ def _measure(folder: Path, manifest: Manifest, display: Display, source: Source)
         if kept and not isinstance(error, StoreError):  # what lies there can't be gone on with as it is
             most = "at most " if design.may_end_early else ""
             again = f"go on with {manifest.resumed_by} --resume {folder}"
-            error.add_note(f"{kept} of {most}{design.blocks} blocks are kept, {again}")
+            error.add_note(f"{kept} of {most}{design.blocks} trials are kept, {again}")
         elif isinstance(error, KeyboardInterrupt):
-            error.add_note("no block was done, so nothing is kept")
+            error.add_note("no trial was done, so nothing is kept")
         raise
     return Outcome(found, outputs_differ(manifest, found), folder)
 
@@ -217,8 +217,8 @@ def _announced(foreseen: Foreseen) -> str:
     design, each = foreseen.design, duration(foreseen.seconds)
     rounds = "a round" if design.rounds == 1 else f"{design.rounds} rounds"
     return (
-        f"{blocks_of(design.blocks)} of about {each}, each {design.segments} segments in turns and {rounds}: "
-        f"done in about {duration(design.blocks * foreseen.seconds)}"
+        f"{blocks_of(design.blocks)} of about {each}, each {design.segments} interleaved rounds and "
+        f"{rounds}: done in about {duration(design.blocks * foreseen.seconds)}"
     )
 
 
@@ -257,7 +257,7 @@ class _Clock:
         gone, within = time.monotonic() - self._began, minutes_of(design.max_minutes)
         more = max(0, int((60 * design.max_minutes - gone) / seconds))
         blocks, least = min(design.blocks, kept + more), design.fewest_judged
-        first = f"the first boots took {duration(gone)}, a block will take about {duration(seconds)}"
+        first = f"the first boots took {duration(gone)}, a trial will take about {duration(seconds)}"
         all_ = "all " if blocks == design.blocks > 1 else ""
         fit = f"{all_}{blocks_of(blocks)} fit{'s' * (blocks == 1)} into {within}"
 

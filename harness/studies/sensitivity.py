@@ -67,7 +67,9 @@ def measure(
     turns = turns_of([arm], api.find_engines())
     least = FEWEST_TURNS * turns["turn_steps"]
     if (design.workload.most_new_tokens or least) < least:
-        raise api.BadSetting(f"a segment needs {FEWEST_TURNS} turns: --max-new-tokens of {least} or more")
+        raise api.BadSetting(
+            f"an interleaved round needs {FEWEST_TURNS} turns: --max-new-tokens of {least} or more"
+        )
     workload = blocks.of_segment(design.workload, design.workload.concurrency or BATCH)
     plan = Plan(
         arm, msgspec.structs.replace(design, workload=workload, **turns), tuple(wanted) or spec.phases

@@ -258,9 +258,9 @@ def test_the_engine_that_judges_captures_few_programs() -> None:
 # -- real engines -------------------------------------------------------------------------------------------
 
 RUN = (
-    *("run", "--engine", "overlap", "--blocks", "1", "--rounds", "1", "--arrival", "burst"),
+    *("run", "--engine", "overlap", "--trials", "1", "--rounds", "1", "--arrival", "burst"),
     *("--prompts", "english", "--input-tokens", "uniform:20:100"),
-    *("--segments", "0", "--set", "max_context=192", "--format", "json"),
+    *("--interleaved-rounds", "0", "--set", "max_context=192", "--format", "json"),
 )
 
 

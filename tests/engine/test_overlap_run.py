@@ -11,7 +11,7 @@ from overlap_bench.harness.store.tables import read_block
 from tests.support.clockwork import installed
 from tests.support.in_process import done, ended
 
-OVERLAP = ("--engine", "overlap", "--device", "emulated", "--blocks", "1", "--max-batch-size", "4")
+OVERLAP = ("--engine", "overlap", "--device", "emulated", "--trials", "1", "--max-batch-size", "4")
 
 
 def test_text_tokenized_by_workers_in_a_closed_loop_and_all_that_a_round_records(tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def test_equal_arms_may_be_compared_where_one_is_delayed() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"plant": 1.0}, "--plant must be at least 0% and below 100%"),
-        ({"plant": -0.1}, "--plant must be at least 0% and below 100%"),
+        ({"plant": 1.0}, "--inject-delay must be at least 0% and below 100%"),
+        ({"plant": -0.1}, "--inject-delay must be at least 0% and below 100%"),
         ({"arms": (arm("before"),)}, "bench aa has one"),
         ({"arms": (arm("before", recorder=False), arm("after"))}, "its recorder is off"),
     ],
@@ -128,7 +128,7 @@ BARE = api.EngineSpec(name="bare", summary="", toggles=(), build="x:y")
     [
         ({"engine": "bare", "plant": 0.03}, "engine bare has no hook for a delay planted at the device"),
         ({"engine": "overlap", "plant": 0.03, "plant_at": "hots"}, "did you mean host?"),
-        ({"engine": "overlap", "plant_at": "host"}, "only with --plant"),
+        ({"engine": "overlap", "plant_at": "host"}, "only with --inject-delay"),
         ({"engine": "overlap", "both": ["plant_ns=5"]}, "unknown setting 'plant_ns'"),
         ({"engine": "overlap", "after": ["h2d=pinned"]}, "an arm against itself has no --after"),
     ],
@@ -198,7 +198,7 @@ def found(
         unit="ms", better=better, change=0.029, delta=1.0, ci_low=low, ci_high=high, verdict=verdict
     )
     share = Counter(before=0.001, after=0.031, unit="of a step of before")
-    changes = {"primary": "x", "metrics": {"x": row}, "mechanism": {"planted_share": share}, **more}
+    changes = {"primary": "x", "metrics": {"x": row}, "mechanism": {"injected_share": share}, **more}
     return msgspec.structs.replace(PLAIN, **changes)
 
 
@@ -221,13 +221,13 @@ def test_seen_is_slower_by_what_was_planted(comparison: Comparison, seen: bool) 
     assert mechanism.plant_seen(comparison) is seen
 
 
-@pytest.mark.parametrize(("primary", "share"), [("step_ms_sliced", 0.03), ("tpot_ms_p50", 0.02)])
+@pytest.mark.parametrize(("primary", "share"), [("decode_step_ms", 0.03), ("tpot_ms_p50", 0.02)])
 def test_a_delay_is_a_share_of_the_step_that_is_compared(primary: str, share: float) -> None:
     asked = msgspec.structs.replace(design(), plant=0.02, primary=primary)
     before = asked.arms[0].name
-    values = {"step_ms_matched": {before: [3.0, 3.0]}, "step_ms_sliced": {before: [2.0, 2.0]}}
-    counters = {"planted_device_ns": Counter(before=0.0, after=60_000.0, unit="per step")}
-    assert mechanism.planted(asked, counters, values)["planted_share"].after == pytest.approx(share)
+    values = {"round_step_ms": {before: [3.0, 3.0]}, "decode_step_ms": {before: [2.0, 2.0]}}
+    counters = {"injected_device_ns": Counter(before=0.0, after=60_000.0, unit="per step")}
+    assert mechanism.planted(asked, counters, values)["injected_share"].after == pytest.approx(share)
 
 
 def test_what_became_of_a_delay_is_said() -> None:

@@ -258,7 +258,7 @@ def test_what_it_cannot_do_is_refused_before_it_serves(toggles, options, message
 
 def test_both_ways_of_batching_are_measured_against_each_other(tmp_path: Path) -> None:
     asked = ("--num-requests", "4", "--max-new-tokens", "8", "--arrival", "closed", "--concurrency", "2")
-    ways = ("--before", "batching=static", "--after", "batching=continuous", "--blocks", "1", "--rounds", "1")
+    ways = ("--before", "batching=static", "--after", "batching=continuous", "--trials", "1", "--rounds", "1")
     stdout = done(
         dict(os.environ), tmp_path, "run", "--engine", "transformers", *ways, *asked, "--format", "json"
     )

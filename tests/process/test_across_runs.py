@@ -94,7 +94,7 @@ def test_a_run_that_does_not_say_what_it_ran_on_is_told_of(tmp_path: Path) -> No
 
 def test_an_unfinished_run_gets_no_verdict(tmp_path: Path) -> None:
     run = stored(tmp_path, "a", 0.9, count=4)
-    with pytest.raises(StoreError, match=r"is not finished: 4 of 6 blocks.*--resume"):
+    with pytest.raises(StoreError, match=r"is not finished: 4 of 6 trials.*--resume"):
         across_runs.compare([run])
 
 
@@ -113,7 +113,7 @@ def test_what_was_not_interleaved_gets_an_interval_and_no_verdict(tmp_path: Path
     assert comparison.blocks == 3
     assert warned(comparison)[0].startswith("not interleaved: a:before was measured at ")
     assert "there is no verdict" in warned(comparison)[0]
-    assert "numbers of blocks differ: a:before has 6, b:after has 3" in warned(comparison)
+    assert "numbers of trials differ: a:before has 6, b:after has 3" in warned(comparison)
     assert not set(definitions.MATCHED) & set(comparison.metrics)
     assert "no verdict" in shown(found.result, 120)
     assert "no verdict" in formats.to_markdown(found.result)
@@ -133,7 +133,7 @@ def test_in_place_of_a_primary_that_one_run_has_no_values_of_another_is_compared
     found = only(across_runs.compare([first, without_tpot(second)]))
     assert found.primary == "latency_ms_p50"
     assert warned(found)[1] == (
-        "latency_ms_p50 is compared in place of tpot_ms_p50: it has no value in some block of b:before"
+        "latency_ms_p50 is compared in place of tpot_ms_p50: it has no value in some trial of b:before"
     )
 
 
@@ -145,7 +145,7 @@ def test_runs_that_were_decided_by_a_metric_of_two_arms_are_compared_by_another(
     runs = [stored(tmp_path, name, plan=plan) for name in "ab"]
     found = only(across_runs.compare([f"{run}:after" for run in runs]))
     assert found.primary == "tpot_ms_p50"
-    said = f"tpot_ms_p50 is compared in place of {name}: it needs both arms in one block"
+    said = f"tpot_ms_p50 is compared in place of {name}: it needs both arms in one trial"
     assert said in warned(found)
 
 
@@ -298,7 +298,7 @@ def test_an_arm_that_was_taken_out_is_named(tmp_path: Path, table: str) -> None:
 def test_a_block_that_was_taken_out_is_named(tmp_path: Path) -> None:
     run = Path(stored(tmp_path, "a"))
     (run / "blocks" / "001").rename(run / "elsewhere")
-    with pytest.raises(StoreError, match="lacks block 1"):
+    with pytest.raises(StoreError, match="lacks trial 1"):
         across_runs.compare([str(run)])
 
 

@@ -258,7 +258,7 @@ def test_a_change_in_the_history_is_bisected(
     runner: Callable[..., Runner], ends: int, culprit: str | None
 ) -> None:
     """The job ends as the gate did, whether the bisection finds a commit, nothing, or fails."""
-    asked = "--engine yours --metric a --set 'x=y z' --max-regression=2% --blocks 4 --concurrency 16"
+    asked = "--engine yours --metric a --set 'x=y z' --max-regression=2% --trials 4 --concurrency 16"
     job = runner(
         "schedule", gate=asked, says="UNDECIDED. It moved, as no gate before showed", ends=3, base="v1.0"
     )
@@ -301,9 +301,9 @@ def test_the_whole_job_on_the_example(
     git(repository, "commit", "--quiet", "-a", "-m", "slower")
 
     quick = (
-        "--engine paced --no-pretok --num-requests 4 --max-new-tokens 8 --interval-ms 1 --blocks 3 --rounds 1"
+        "--engine paced --no-pretok --num-requests 4 --max-new-tokens 8 --interval-ms 1 --trials 3 --rounds 1"
     )
-    job = runner("schedule", gate=f"{quick} --segments 0", base="release", minutes="3")
+    job = runner("schedule", gate=f"{quick} --interleaved-rounds 0", base="release", minutes="3")
     job.inputs = {**job.inputs, "python": sys.executable}
     path = f"{values['PYTHONPATH']}{os.pathsep}{repository}"
     job.environment = {**values, **job.environment, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
@@ -363,8 +363,9 @@ def test_a_pull_request_to_vllm_is_gated_by_what_each_side_changes_of_the_releas
     environment = installed(site, paced="vllm:SPEC")
     (site / "vllm").mkdir()
     (site / "vllm" / "__init__.py").write_text(text)
-    quick = "--no-pretok --num-requests 4 --max-new-tokens 8 --interval-ms 1 --rounds 1 --segments 3"
-    asked = f"gate --engine paced {quick} --blocks 1{arms} --format json"  # whose verdict is another test's
+    quick = "--no-pretok --num-requests 4 --max-new-tokens 8 --interval-ms 1 --rounds 1"
+    quick += " --interleaved-rounds 3"
+    asked = f"gate --engine paced {quick} --trials 1{arms} --format json"  # whose verdict is another test's
     bench = start(environment, repository, *asked.split())
     code, stdout, stderr = bench.end()
     assert code in (1, 3), stderr

@@ -19,7 +19,7 @@ from tests.support.bench_command import PATIENCE_S, Bench, last_line, start
 from tests.support.clockwork import CLOCKWORK
 from tests.support.in_process import done, ended
 
-SMALL = ("--blocks", "1", "--rounds", "1", "--num-requests", "4", "--max-new-tokens", "4")
+SMALL = ("--trials", "1", "--rounds", "1", "--num-requests", "4", "--max-new-tokens", "4")
 
 
 def virtual_environment(folder: Path, packages: bool) -> str:

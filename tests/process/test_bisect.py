@@ -77,7 +77,7 @@ def test_killed_and_gone_on_with_it_names_the_commit(repository: Path, environme
 
     code, again, _ = ended(environment, repository, "bisect", str(folder))
     assert code == 0
-    assert "made it slower: step_ms_sliced +" in again
+    assert "made it slower: decode_step_ms +" in again
     assert fingerprint(repository / ".git") == before
     git(repository, "bisect", "replay", str(folder / "bisect.log"))  # git takes what it leaves
     git(repository, "bisect", "reset")

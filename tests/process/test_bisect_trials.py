@@ -58,7 +58,7 @@ def test_the_commit_is_found_and_what_is_left_tells_it(repository: Path, tmp_pat
     assert page.read_text().count("<svg") == 2
     assert '<header class="bad">' in page.read_text()
     text = (folder / "bisect.md").read_text()
-    assert text.startswith(f"**{found.culprit[:10]} “commit-11” made it slower: step_ms_sliced +")
+    assert text.startswith(f"**{found.culprit[:10]} “commit-11” made it slower: decode_step_ms +")
     with pytest.raises(StoreError, match="is a bisection: bench bisect"):
         read_manifest(folder)
     log = (folder / "bisect.log").read_text()
@@ -80,7 +80,7 @@ def test_equal_ends_end_it(repository: Path, tmp_path: Path) -> None:
     assert (found.verdict, found.culprit, found.changes) == ("nothing to find", None, [])
     assert not simulated.warmed
     assert bisection_tables.page(found).conclusion.startswith(
-        "Nothing to find: step_ms_sliced of commit-0 and"
+        "Nothing to find: decode_step_ms of commit-0 and"
     )
 
 
@@ -109,7 +109,7 @@ def test_several_changes_are_told_as_such(
         size = (1 + levels[place]) / (1 + levels[place - 1]) - 1
         assert each.ci_low < size < each.ci_high
     page = bisection_tables.page(found)
-    assert page.conclusion.startswith(f"{len(steps)} commits changed step_ms_sliced: ")
+    assert page.conclusion.startswith(f"{len(steps)} commits changed decode_step_ms: ")
     assert told in " ".join(page.lines)
     assert page.tables[0].title == "Changes"
     plain = json.loads(formats.to_json(found))
@@ -145,7 +145,7 @@ def test_a_change_for_the_better_is_found_too(repository: Path, tmp_path: Path) 
     simulated = Simulated(repository, tmp_path, stepping(4, 2, -0.03))
     found = simulated.measure(*simulated.begin())
     assert found.culprit == simulated.commits[1]
-    assert "made it faster: step_ms_sliced −" in bisection_tables.page(found).conclusion
+    assert "made it faster: decode_step_ms −" in bisection_tables.page(found).conclusion
     assert '<header class="good">' in bisection_tables.to_html(found)
     falls = msgspec.structs.replace(found, metric="throughput_tok_s", better="higher")
     assert "made it worse: throughput_tok_s −" in bisection_tables.page(falls).conclusion

@@ -23,7 +23,7 @@ from tests.support.clockwork import installed
 from tests.support.in_process import ended
 
 ONE_ARM = (
-    *("run", "--engine", "broken", "--no-pretok", "--blocks", "1", "--rounds", "1"),
+    *("run", "--engine", "broken", "--no-pretok", "--trials", "1", "--rounds", "1"),
     *("--num-requests", "4", "--max-new-tokens", "4", "--format", "json"),
 )
 UNSERVED = "before served no request: the engine"
@@ -85,7 +85,7 @@ def test_an_engine_that_fails_when_it_is_stopped_for_the_last_time_fails_the_run
     assert said.startswith(
         "bench: the engine of before failed: ValueError: the spring is stuck (broken_engine.py:"
     )
-    assert "1 of 1 blocks are kept" in said
+    assert "1 of 1 trials are kept" in said
     (folder,) = (tmp_path / "results").iterdir()
     assert tables.finished_blocks(folder) == [0]
 

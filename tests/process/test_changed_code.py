@@ -24,7 +24,18 @@ from tests.support.repositories import commit, git
 EXAMPLE = ROOT / "examples" / "own_engine" / "paced_engine.py"
 QUICK = (
     *("--engine", "paced", "--no-pretok", "--num-requests", "4", "--max-new-tokens", "8"),
-    *("--interval-ms", "1", "--rounds", "1", "--segments", "0", "--warmup-rounds", "0", "--format", "json"),
+    *(
+        "--interval-ms",
+        "1",
+        "--rounds",
+        "1",
+        "--interleaved-rounds",
+        "0",
+        "--warmup-rounds",
+        "0",
+        "--format",
+        "json",
+    ),
 )
 MAP = """import array
 class Map:
@@ -182,7 +193,7 @@ def test_a_gate_on_a_change_that_no_request_runs_is_undecided_and_one_on_other_f
     commit(repository, {**files, "fast_map.py": MAP}, "base")
     commit(repository, {"fast_map.py": MAP.replace("= key", "= (key,)")}, "head")
     (repository / "made.py").write_text("VERSION = 1")
-    asked = ("gate", *QUICK, "--blocks", "1", "--base-ref", "base", "--head-ref", "head")
+    asked = ("gate", *QUICK, "--trials", "1", "--base-ref", "base", "--head-ref", "head")
 
     code, stdout, stderr = ended(beside(environment, repository), repository, *asked)
     assert (code, stdout) == (2, "")
@@ -232,7 +243,7 @@ def test_two_interpreters_are_told_what_their_packages_differ_by(
         python.chmod(0o755)
         options += [f"--{side}", f"python={python}"]
     known = beside(environment, tmp_path / "before")
-    stdout = done(known, tmp_path, "run", *QUICK, "--blocks", "1", *options)
+    stdout = done(known, tmp_path, "run", *QUICK, "--trials", "1", *options)
     found: dict[str, Any] = json.loads(stdout)["comparisons"][0]["changed_code"]
     assert found["in_rounds"] == ["paced_engine.py: PacedEngine.step"]
     assert not [*found["at_boot"], *found["never"], *found["other"]]

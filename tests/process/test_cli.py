@@ -20,7 +20,7 @@ from tests.support.in_process import bench
     [
         ("run", "say what to run: --variant NAME (bench variants lists them) or --engine NAME"),
         ("run --variant pinned-h2b", "unknown variant 'pinned-h2b'; did you mean pinned-h2d?"),
-        ("run --resume results/a-run --blocks 8", "--resume goes on with a run as it was asked for: leave"),
+        ("run --resume results/a-run --trials 8", "--resume goes on with a run as it was asked for: leave"),
         ("run --variant overlap --trust", "--trust is for what a folder or a file says: what you ask for"),
         ("factorial --toggles h2d,sync --trust", "what you ask for here needs none"),
         ("sweep --variant overlap --over seed=1,2 --trust", "what you ask for here needs none"),
@@ -35,7 +35,7 @@ from tests.support.in_process import bench
         ("run --variant pinned-h2d --dtype float23", "unknown dtype 'float23'; did you mean float32?"),
         ("run --variant pinned-h2d --arrival fixt", "unknown arrival 'fixt'; did you mean fixed?"),
         ("run --variant pinned-h2d --primary ttft_m", "did you mean ttft_ms_mean, ttft_ms_p50, "),
-        ("run --variant pinned-h2d --blocks 0", "--blocks must be at least 1, not 0"),
+        ("run --variant pinned-h2d --trials 0", "--trials must be at least 1, not 0"),
         ("run --variant pinned-h2d --num-requests -3", "num_requests must be at least 1, not -3"),
         ("run --variant pinned-h2d --max-batch-size 0", "max_batch_size must be at least 1, not 0"),
         ("run --variant pinned-h2d --stream-interval -1", "stream_interval must be at least 1, not -1"),
@@ -79,11 +79,11 @@ from tests.support.in_process import bench
         ("run --variant pinned-h2d --resume /nowhere/at/all", "/nowhere/at/all is not a run folder"),
         ("run --resume /nowhere/at/all", "/nowhere/at/all is not a run folder"),
         ("run --variant pinned-h2d --out /dev/null/results", "can't write results to /dev/null/results"),
-        ("run --variant pinned-h2d --max-blocks 8", "--max-blocks applies only with --until-decided"),
-        ("run --variant pinned-h2d --until-decided --blocks 8", "with --until-decided give --max-blocks"),
+        ("run --variant pinned-h2d --max-trials 8", "--max-trials applies only with --until-decided"),
+        ("run --variant pinned-h2d --until-decided --trials 8", "with --until-decided give --max-trials"),
         (
-            "run --variant pinned-h2d --until-decided --max-blocks 5",
-            "needs --max-blocks from 6 to 100",
+            "run --variant pinned-h2d --until-decided --max-trials 5",
+            "needs --max-trials from 6 to 100",
         ),
         (
             "run --variant pinned-h2d --until-precision 0%",
@@ -92,9 +92,9 @@ from tests.support.in_process import bench
         ("run --variant pinned-h2d --until-precision tiny", "--until-precision needs a share such as 1%"),
         ("run --variant pinned-h2d --until-decided --until-precision 1%", "exclude each other"),
         ("run --engine overlap --until-decided", "needs two arms"),
-        ("run --variant pinned-h2d --plant 3% --plant-at dvice", "did you mean device?"),
-        ("run --variant pinned-h2d --plant 200%", "--plant must be at least 0% and below 100%"),
-        ("run --engine overlap --plant 3%", "--plant delays the after arm, and there is none"),
+        ("run --variant pinned-h2d --inject-delay 3% --inject-at dvice", "did you mean device?"),
+        ("run --variant pinned-h2d --inject-delay 200%", "--inject-delay must be at least 0% and below 100%"),
+        ("run --engine overlap --inject-delay 3%", "--inject-delay slows the after arm, and there is none"),
         ("aa --variant pinned-h2d --after h2d=packed", "an arm against itself has no --after"),
         ("aa", "say what to run"),
         ("compare /nowhere/at/all", "/nowhere/at/all is not a run folder"),
@@ -105,7 +105,7 @@ from tests.support.in_process import bench
         ("gate /nowhere/at/all", "/nowhere/at/all is not a run folder"),
         ("gate --variant overlap --on-undecided perhaps", "perhaps"),
         ("gate --calibrate --engine overlap --base-ref main", "measures what is installed against itself"),
-        ("gate --calibrate --engine overlap --blocks 1", "one block has no SD"),
+        ("gate --calibrate --engine overlap --trials 1", "one trial has no SD"),
         (
             "gate --calibrate --engine overlap --plan calibration.json",
             "measures what is installed against itself",
@@ -117,7 +117,7 @@ from tests.support.in_process import bench
         ("gate --variant overlap --metric submit_lag_ms_p99", "has no regression in percent"),
         ("report /nowhere/at/all", "/nowhere/at/all is not a run folder"),
         ("report /nowhere/at/all -o report.pdf", "end report.pdf in .html or .md"),
-        ("run --blocks six", "--blocks"),
+        ("run --trials six", "--trials"),
         ("run --bloks 6", "--bloks"),
         ("run --variant pinned-h2d --format xml", "xml"),
         ("ran", "ran"),
@@ -275,7 +275,7 @@ def test_variants_are_listed_and_shown(
     assert bench(monkeypatch, "variants", "pinned-h2d") == 0
     full = capsys.readouterr().out
     for word in (
-        "h2d=pageable", "h2d=pinned", "roseinfer", "expected on emulated", "5.5%", "step_ms_same_device",
+        "h2d=pageable", "h2d=pinned", "roseinfer", "expected on emulated", "5.5%", "round_step_ms_host",
         "engines/overlap/toggles/h2d.py",
     ):  # fmt: skip
         assert word in full
@@ -371,3 +371,27 @@ def test_devices_lists_every_profile_with_its_source(
         assert f"Host (assumed): {profile.host}" in listed
     assert "Driver and host of all of them" in listed
     assert " times as long here, measured now" in listed
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "means"),
+    [
+        (("--blocks", "0"), "--blocks is called --trials now", "--trials must be at least 1, not 0"),
+        (("--blocks=0",), "--blocks is called --trials now", "--trials must be at least 1, not 0"),
+        (("--max-blocks", "8"), "--max-blocks is called --max-trials now", "--max-trials applies only"),
+        (("--segments=-1",), "--segments is called --interleaved-rounds now", "--interleaved-rounds must be"),
+        (("--plant", "200%"), "--plant is called --inject-delay now", "--inject-delay must be at least 0%"),
+        (("--plant-at", "host"), "--plant-at is called --inject-at now", "--inject-at applies only with"),
+    ],
+)
+def test_an_option_goes_on_working_by_its_old_name_and_a_line_names_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    asked: tuple[str, ...],
+    said: str,
+    means: str,
+) -> None:
+    assert bench(monkeypatch, "run", "--variant", "pinned-h2d", *asked) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"bench: {said}"
+    assert means in second

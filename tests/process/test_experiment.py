@@ -58,7 +58,7 @@ name = "the clockmaker"
 reported = ["twice as fast"]
 
 [boots.clocks]
-blocks = 4
+trials = 4
 rounds = 2
 
 [boots.clocks.arms]
@@ -106,7 +106,7 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     bench = start(environment, tmp_path, "experiment", "run", write(tmp_path))
-    bench.wait_for("block 1 of 4 done")
+    bench.wait_for("trial 1 of 4 done")
     bench.popen.send_signal(signal.SIGINT)
     code, _, stderr = bench.end()
     assert code == 130
@@ -114,14 +114,14 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
     assert f"go on with bench experiment run --resume {folder.relative_to(tmp_path)}" in last_line(stderr)
 
     code, _, stderr = ended(environment, tmp_path, "experiment", "show", str(folder))
-    assert (code, "is not finished" in stderr or "lacks block" in stderr) == (2, True)
+    assert (code, "is not finished" in stderr or "lacks trial" in stderr) == (2, True)
 
     resume = ("experiment", "run", "--resume", str(folder), "--format", "json")
     code, stdout, stderr = ended(environment, tmp_path, *resume)
     assert code == 0, stderr
-    assert "block 1 of 4" not in stderr
+    assert "trial 1 of 4" not in stderr
     result = json.loads(stdout)
-    assert {(each["workload"], each["blocks"]) for each in result["runs"]} == {("few", 4), ("many", 4)}
+    assert {(each["workload"], each["trials"]) for each in result["runs"]} == {("few", 4), ("many", 4)}
     requests = 2 * 4 * 2 * 12  # arms but the first, blocks, rounds, requests
     weak = {"weak": "those of each workload are few texts"}
     assert result["outputs"] == {"compared": requests, "identical": requests, "near_ties": None, **weak}
@@ -161,7 +161,7 @@ def test_outputs_that_differ_fail_the_experiment(environment: dict[str, str], tm
     code, stdout, stderr = ended(environment, tmp_path, "experiment", "run", write(tmp_path, "shifted"), *few)
     assert code == 1, stderr
     assert "Outputs: 48 of 96 identical." in stdout
-    assert "clocks: 4 blocks of 1 round, asked for in place of the experiment's 4 of 2" in stdout
+    assert "clocks: 4 trials of 1 round, asked for in place of the experiment's 4 of 2" in stdout
 
 
 # -- cells and claims from stored blocks ------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_a_position_effect_is_told_of_every_claim() -> None:
 
 def test_a_share_of_few_blocks_is_said_to_be_one() -> None:
     share = {"before": "", "share": "phase_output_us", "of": "decode_step_ms_mean"}
-    few = "too few blocks: 4; the interval is wide, and --blocks 6 gives a narrower one"
+    few = "too few trials: 4; the interval is wide, and --trials 6 gives a narrower one"
     assert few in warned(found_by([share], {"w": blocks(0.9, 4)}))
     assert few not in warned(found_by([share], {"w": blocks(0.9, 6)}))
     assert few in warned(found_by([{}], {"w": blocks(0.9, 4)}))
@@ -304,7 +304,7 @@ def test_cells_from_stored_blocks() -> None:
     assert of(Column(title="", outputs=True), before="before", arm="after") == "72 of 72"
     assert of(Column(title="", outputs=True), arm="before") == "–"
     assert of(Column(title="", change="tpot_ms_p50"), arm="before") == NotMeasured()
-    matched = Column(title="", value="step_ms_matched", arm="before")  # to the batches of every other arm
+    matched = Column(title="", value="round_step_ms", arm="before")  # to the batches of every other arm
     assert of(matched) == NotMeasured()
     assert of(Column(title="", reported=True), reported="4 ms") == "4 ms"
     assert of(Column(title="", option="num_requests")) == "64"

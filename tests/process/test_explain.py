@@ -30,7 +30,7 @@ from tests.support.made_blocks import MS, blocks, manifest, warned
 from tests.support.made_runs import stored
 
 TOP = {"device_holds", "foretold",
-    "schema_version", "run", "device", "variant", "headline", "before", "after", "blocks", "confidence",
+    "schema_version", "run", "device", "variant", "headline", "before", "after", "trials", "confidence",
     "measured_in", "why_rounds", "intervals", "largest", "step_us", "ranks", "tail", "prediction", "warnings",
 }  # fmt: skip
 
@@ -121,7 +121,7 @@ def test_no_part_is_named_whose_change_holds_0(tmp_path: Path) -> None:
     assert more.largest == told.largest == "h2d"
     one = explain.explain(run_in_turns(tmp_path / "one", {**same, "h2d": 0.1}, [0.0]))
     assert one.largest is None
-    assert "one block can't tell which part changed" in explain_tables.step_line(one)
+    assert "one trial can't tell which part changed" in explain_tables.step_line(one)
 
 
 def test_where_turns_do_not_tell_it_phases_are_of_rounds_and_say_so(

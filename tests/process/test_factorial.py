@@ -301,7 +301,7 @@ def test_position_and_drift_are_checked() -> None:
     assert "weakened by a position effect: the arm that ran last was at +" in moved(place=0.2)
     assert "drift: all arms moved by +5." in moved(drift=0.01)
     one_order = msgspec.structs.replace(planned_factorial("h2d,output"), orders=[[0, 1, 2, 3]] * 6)
-    assert "every block ran in the same order: an effect of running early" in moved(plan=one_order)
+    assert "every trial ran in the same order: an effect of running early" in moved(plan=one_order)
 
 
 def test_an_effect_that_one_block_hides_is_named() -> None:
@@ -312,7 +312,7 @@ def test_an_effect_that_one_block_hides_is_named() -> None:
         tpot = {"before": 4.0, "h2d": 4.0 * far, "output": 3.6, "h2d+output": 3.6 * far}
         found.append(block(number, {name: side(each) for name, each in tpot.items()}))
     said = "\n".join(warned(comparison.result(plan, found).factorial))
-    assert "the sign-flip test disagrees with the t test on h2d (p = 0.008): look at single blocks" in said
+    assert "the sign-flip test disagrees with the t test on h2d (p = 0.008): look at single trials" in said
 
 
 def test_one_block_has_effects_and_no_verdict() -> None:
@@ -348,7 +348,7 @@ def test_what_is_left_out_and_what_it_costs_is_said() -> None:
 
 def test_a_factorial_from_boots_to_effects_and_again_from_disk(tmp_path: Path) -> None:
     environment = installed(tmp_path)
-    few = (*CLOCKWORK, "--toggles", "pace,tokens", "--blocks", "2", "--rounds", "1", "--format", "json")
+    few = (*CLOCKWORK, "--toggles", "pace,tokens", "--trials", "2", "--rounds", "1", "--format", "json")
     code, stdout, stderr = ended(environment, tmp_path, "factorial", *few)
     assert code == 1, stderr  # the other tokens are others
     result = json.loads(stdout)

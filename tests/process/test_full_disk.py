@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_no_fault_of_what_was_asked(tmp_path: Path) -> None
 
 def test_a_run_whose_summary_does_not_fit_has_failed_and_can_go_on(tmp_path: Path) -> None:
     environment = installed(tmp_path)
-    done(environment, tmp_path, "run", *CLOCKWORK, "--blocks", "1")
+    done(environment, tmp_path, "run", *CLOCKWORK, "--trials", "1")
     (folder,) = (tmp_path / "results").iterdir()
     summary = folder / "summary.json"
     whole = summary.read_text()
@@ -95,7 +95,7 @@ def test_a_run_whose_summary_does_not_fit_has_failed_and_can_go_on(tmp_path: Pat
     code, stderr = bench_on_a_full_disk(tmp_path, environment, *again)
     assert code == 4, stderr
     assert last_line(stderr) == (
-        f"bench: can't write results/{folder.name}/summary.json: {TOO_LARGE}; 1 of 1 blocks are kept, go on "
+        f"bench: can't write results/{folder.name}/summary.json: {TOO_LARGE}; 1 of 1 trials are kept, go on "
         f"with bench run --resume results/{folder.name}"
     )
     done(environment, tmp_path, *again)

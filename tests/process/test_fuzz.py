@@ -172,7 +172,7 @@ OF_RUN = (
     ("rerun", "FOLDER", "--trust"),
     ("report", "FOLDER", "-o", "r.md"),
 )
-QUICK = ("--num-requests", "4", "--blocks", "1")
+QUICK = ("--num-requests", "4", "--trials", "1")
 PROMPTS = (("run", "--engine", "overlap", "--prompts", "FILE", *QUICK),)
 TRACE = (("run", "--engine", "overlap", "--arrival", "trace", "--trace", "FILE", *QUICK),)
 OF_KERNEL = {"correlation": 5, "device": 0, "stream": 7}

@@ -204,7 +204,7 @@ def folder_of(tmp_path: Path, factor: float, count: int = 6, **design: Any) -> P
         (
             1.0201,
             "undecided",
-            "tpot_ms_p50 changed by +2.0% over 6 blocks on the emulated device, at the limit",
+            "tpot_ms_p50 changed by +2.0% over 6 trials on the emulated device, at the limit",
         ),
     ],
 )
@@ -268,7 +268,7 @@ def test_a_head_that_fails_more_of_its_requests_does_not_pass_and_beyond_chance_
     assert gated.gate.verdict == verdict
     said = f"{sum(after)} of 72 requests failed in after, {sum(before)} of 72 in before"
     assert gated.gate.faults == ([said] if verdict == "fail" else [])
-    doubt = f"{said}: too few blocks to tell it from chance"
+    doubt = f"{said}: too few trials to tell it from chance"
     assert gated.gate.doubts == ([doubt] if verdict == "undecided" else [])
     told = {"fail": said, "undecided": doubt, "pass": "nothing"}[verdict]
     assert (f"{told}; no metric regressed" in gate_tables.to_markdown(gated)) == (verdict != "pass")
@@ -403,22 +403,22 @@ AT = (0.018, 0.013, 0.023, 0.020, 0.016, 0.018)
     ("changes", "seconds", "said"),
     [
         ((0.0199, 0.0211, 0.0192, 0.0205, 0.0188, 0.0202), 12.0, "*at the limit of 2%: *; {hardly}"),
-        (AT, 12.0, "*at the limit of 2%: *; a fresh gate with --blocks 39, about 7.8 min, {tells}"),
+        (AT, 12.0, "*at the limit of 2%: *; a fresh gate with --trials 39, about 7.8 min, {tells}"),
         (AT, 300.0, "*at the limit of 2%: *; {hardly}: 39 take 3.2 h"),
         (
             (0.02, 0.03, -0.03, 0.02, -0.02, 0.01),
             None,
-            "*may be above or below the limit of 2%: *, none failed; a fresh gate with --blocks * {tells}",
+            "*may be above or below the limit of 2%: *, none failed; a fresh gate with --trials * {tells}",
         ),
-        ((0.05,), 12.0, "*can't be judged * (one block): that takes more blocks, 6 as a rule"),
+        ((0.05,), 12.0, "*can't be judged * (one trial): that takes more trials, 6 as a rule"),
     ],
 )
 def test_an_undecided_gate_says_whether_more_blocks_would_tell_and_how_many(
     changes: Sequence[float], seconds: float | None, said: str
 ) -> None:
     found = open_gate(*changes, seconds=seconds)
-    told = said.format(hardly="more blocks would hardly tell", tells="would tell in 4 of 5 cases")
-    assert fnmatch("; ".join(gate_tables._undecided(found, "over 6 blocks")), told)
+    told = said.format(hardly="more trials would hardly tell", tells="would tell in 4 of 5 cases")
+    assert fnmatch("; ".join(gate_tables._undecided(found, "over 6 trials")), told)
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_a_run_that_stopped_for_another_limit_says_so() -> None:
 @pytest.mark.parametrize(
     ("count", "design", "reason"),
     [
-        (3, {}, "is not finished: 3 of 6 blocks, and a verdict now would be peeking; go on with bench run"),
+        (3, {}, "is not finished: 3 of 6 trials, and a verdict now would be peeking; go on with bench run"),
         (6, {"arms": 1}, "has one arm"),
     ],
 )

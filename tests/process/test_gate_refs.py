@@ -26,9 +26,9 @@ from tests.support.repositories import commit, fingerprint, git
 EXAMPLE = ROOT / "examples" / "own_engine"
 QUICK = (
     *("gate", "--engine", "paced", "--no-pretok", "--num-requests", "4", "--max-new-tokens", "8"),
-    *("--interval-ms", "1", "--blocks", "3", "--rounds", "1", "--max-regression", "10%"),
+    *("--interval-ms", "1", "--trials", "3", "--rounds", "1", "--max-regression", "10%"),
 )
-SEGMENTS = ("--segments", "3")
+SEGMENTS = ("--interleaved-rounds", "3")
 BROKEN = "\n\ndef build(options, toggles):\n    raise RuntimeError(options)\n"
 
 
@@ -75,11 +75,11 @@ def test_a_regression_between_two_refs_fails_and_names_the_metric(
     """The refs alone have the engine: the repository is not on the path."""
     monkeypatch.delitem(sys.modules, "paced_engine", raising=False)
     alone = {**environment, "PYTHONPATH": environment["PYTHONPATH"].removesuffix(f":{repository}")}
-    asked = ("--base-ref", "base", "--head-ref", "slower", "--blocks", "12")  # two do, but for a busy machine
+    asked = ("--base-ref", "base", "--head-ref", "slower", "--trials", "12")  # two do, but for a busy machine
     code, stdout, stderr = ended(alone, repository, *QUICK, *SEGMENTS, *asked)
     assert code == 1, stderr
     assert "can't be loaded" not in stderr
-    assert "Gate: FAIL. paced: step_ms_sliced regressed by more than 10%" in " ".join(stdout.split())
+    assert "Gate: FAIL. paced: decode_step_ms regressed by more than 10%" in " ".join(stdout.split())
     assert "ref=base" in stdout
     assert (repository / "results" / "gate.md").exists()
     assert_nothing_is_left(environment)
@@ -107,7 +107,7 @@ def test_a_patch_that_makes_it_slower_fails_and_one_that_is_in_already_is_refuse
 ) -> None:
     """The engine is a module by itself. What is installed stays as it is; the run keeps the diff."""
     (tmp_path / "slower.diff").write_text(git(repository, "diff", "base", "slower"))
-    asked = (f"--after=patch={tmp_path / 'slower.diff'}", "--blocks", "12")  # two do, but for a busy machine
+    asked = (f"--after=patch={tmp_path / 'slower.diff'}", "--trials", "12")  # two do, but for a busy machine
     code, stdout, stderr = ended(environment, repository, *QUICK, *SEGMENTS, *asked, "--format", "json")
     assert code == 1, stderr
     result = json.loads(stdout)
@@ -131,7 +131,7 @@ def test_a_patch_that_makes_it_slower_fails_and_one_that_is_in_already_is_refuse
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
 def test_a_gate_that_is_ended(repository: Path, environment: dict[str, str], by: signal.Signals) -> None:
     """After kill -9 the next run removes its folders."""
-    asked = ("--base-ref", "base", "--head-ref", "tidied", "--blocks", "30")
+    asked = ("--base-ref", "base", "--head-ref", "tidied", "--trials", "30")
     bench = start(environment, repository, *QUICK, *asked)
     bench.wait_for("first boots (discarded) done")
     bench.popen.send_signal(by)
@@ -185,7 +185,7 @@ def test_a_ref_that_a_shallow_clone_lacks_is_told_of_from_every_kind_of_checkout
         ("--base-ref base --engine clockwork", "its interpreter found the engine in"),
         ("--base-ref base --primary tpot_ms_p50", "a gate is about its --metric"),
         ("--base-ref base --metric tpot_p50", "did you mean tpot_ms_p50?"),
-        ("--base-ref base --until-precision 1%", "a gate stops after --blocks, or --until-decided"),
+        ("--base-ref base --until-precision 1%", "a gate stops after --trials, or --until-decided"),
         ("", "a gate needs two arms"),
         ("results/nothing", "is already measured: only the options of Gate"),
     ],
@@ -204,11 +204,11 @@ def test_a_wrong_gate_is_one_line_and_leaves_nothing(
 def test_the_base_against_itself_says_what_can_be_gated_here(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    quick = ("--blocks", "2", *(each for each in QUICK[1:] if each not in ("--blocks", "3")))
+    quick = ("--trials", "2", *(each for each in QUICK[1:] if each not in ("--trials", "3")))
     stdout = done(environment, tmp_path, "gate", "--calibrate", *quick, *SEGMENTS, "--format", "json")
     found = json.loads(stdout)
-    assert found["blocks"] == 2
-    assert {"step_ms_sliced", "tpot_ms_p50"} <= found["sd"].keys()
+    assert found["trials"] == 2
+    assert {"decode_step_ms", "tpot_ms_p50"} <= found["sd"].keys()
     assert {plan["limit"] for plan in found["plans"]} <= {0.1}
     (folder,) = (tmp_path / "results").glob("*-aa-*")
     assert {arm.name for arm in read_manifest(folder).design.arms} == {"before", "after"}

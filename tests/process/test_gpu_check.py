@@ -38,4 +38,4 @@ def test_the_rehearsal_passes_where_the_cpu_plays_the_card(tmp_path: Path) -> No
     assert done.returncode == 0, (done.stdout, done.stderr, logs)
     assert "tokens: passed" in done.stdout
     assert "1 passed" in logs["tokens.txt"]
-    assert "| step_ms_sliced |" in logs["pinned-h2d.md"]
+    assert "| decode_step_ms |" in logs["pinned-h2d.md"]

@@ -241,14 +241,14 @@ def test_every_file_becomes_a_run_that_is_loaded_reported_and_compared(tmp_path:
     assert comparison.outputs.compared == 0
     said = "\n".join(warned(comparison))
     assert said.count("one file, so one boot") == 2
-    assert "one block gives no verdict" in words.conclusion("remote", comparison)
+    assert "one trial gives no verdict" in words.conclusion("remote", comparison)
     assert "before: engine=some-engine; after: engine=another" in tables.changed_settings(
         comparison.before, comparison.after
     )
 
 
 def test_files_of_fresh_boots_are_blocks_and_still_decide_nothing(tmp_path: Path) -> None:
-    with pytest.raises(api.BadSetting, match=r"2 files are blocks of one arm only.*--fresh-boots"):
+    with pytest.raises(api.BadSetting, match=r"2 files are trials of one arm only.*--fresh-boots"):
         bring(VLLM_DETAILED, VLLM_DETAILED, to=tmp_path)
     folder, result = bring(VLLM_DETAILED, VLLM_DETAILED, to=tmp_path, fresh_boots=True)
     assert result.comparisons[0].blocks == 2
@@ -257,9 +257,9 @@ def test_files_of_fresh_boots_are_blocks_and_still_decide_nothing(tmp_path: Path
     ).result.comparisons
     assert {each.verdict for each in comparison.metrics.values()} == {None}
     assert "as stated at import" in "\n".join(warned(comparison))
-    with pytest.raises(api.BadSetting, match="not blocks of one arm: their workloads differ: request_rate"):
+    with pytest.raises(api.BadSetting, match="not trials of one arm: their workloads differ: request_rate"):
         bring(VLLM_DETAILED, VLLM, to=tmp_path, fresh_boots=True)
-    with pytest.raises(api.BadSetting, match="not blocks of one arm: their tools differ"):
+    with pytest.raises(api.BadSetting, match="not trials of one arm: their tools differ"):
         bring(VLLM, GUIDELLM, to=tmp_path, fresh_boots=True)
 
 

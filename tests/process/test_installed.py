@@ -45,7 +45,7 @@ from engines.mine import STEP_US  # the project's, whose folder lies in front
 from overlap_bench import __file__ as ours
 print(json.dumps([ours, ended]))
 """
-RUN = "--blocks 1 --rounds 1 --num-requests 4 --max-new-tokens 4"
+RUN = "--trials 1 --rounds 1 --num-requests 4 --max-new-tokens 4"
 PROJECT = {
     "engines/__init__.py": "",
     "engines/mine.py": "STEP_US = 2000\n",

@@ -125,5 +125,5 @@ def test_values_that_are_not_one_of_each_arm_in_each_block_are_named(run: Path, 
         "gone from a metric": values.drop(index=0),
     }[change]
     write_table(path, values)
-    with pytest.raises(StoreError, match="does not have one value of each arm in each block"):
+    with pytest.raises(StoreError, match="does not have one value of each arm in each trial"):
         overlap_bench.load(run)

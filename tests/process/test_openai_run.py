@@ -70,7 +70,7 @@ def test_two_addresses_are_two_arms_of_one_boot_each(
     row = comparison["metrics"]["tpot_ms_p50"]
     assert row["verdict"] == "undecided: one boot per side"
     assert row["before"] > 0 < row["after"]
-    assert comparison["blocks"] == 1
+    assert comparison["trials"] == 1
     weak = comparison["outputs"].pop("weak")
     assert comparison["outputs"] == {"compared": 4, "identical": 4, "near_ties": None, "distinct": 1}
     assert weak.startswith("all are one text, though prompts differ")
@@ -88,13 +88,13 @@ def test_two_addresses_are_two_arms_of_one_boot_each(
 
 def test_a_command_is_a_server_per_boot(environment: dict[str, str], tmp_path: Path) -> None:
     arms = ("--before", f"cmd={COMMAND}", "--after", f"cmd={COMMAND} 0.2")
-    bench = start(environment, tmp_path, *ENGINE, *arms, "--blocks", "2", "--format", "json")
+    bench = start(environment, tmp_path, *ENGINE, *arms, "--trials", "2", "--format", "json")
     found = find_server(bench)
     assert os.getpgid(found.pid) == found.pid
     code, stdout, stderr = bench.end()
     assert code == 0, stderr
     comparison = json.loads(stdout)["comparisons"][0]
-    assert comparison["blocks"] == 2
+    assert comparison["trials"] == 2
     assert comparison["metrics"]["tpot_ms_p50"]["verdict"] in ("faster", "slower", "undecided", "same")
     rounds = tables.read_block(only_run(tmp_path), 1)["rounds"]
     assert (rounds["cpu_ms.server"] > 0).all()
@@ -212,7 +212,7 @@ processes.end_session()
         (("--before", "url=http://a", "--before", "cmd=b {port}"), "cmd and url exclude each other"),
         (("--before", "cmd=b"), "cmd needs {port} where the server's port goes"),
         (("--before", "ulr=http://a"), "unknown setting 'ulr'; did you mean url?"),
-        (("--before", "url=http://a", "--blocks", "6"), "a server at a url is one boot"),
+        (("--before", "url=http://a", "--trials", "6"), "a server at a url is one boot"),
         (("--before", "url=http://a", "--before", "env.OPENAI_API_KEY=x"), "export it instead"),
     ],
 )

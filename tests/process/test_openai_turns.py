@@ -141,7 +141,7 @@ def test_a_server_that_goes_on_elsewhere_while_it_is_stopped_is_told(
         long = [Planned(number, 0, "a", 2 * TOKENS, False) for number in range(REQUESTS)]
         session.take_turns(booted, long, 2 * SPEC.turn_steps, lambda progress: None)
         session.collect_turns(booted[0])
-        with pytest.raises(RunFailed, match=r"after.*went on while it was stopped.*--segments 0"):
+        with pytest.raises(RunFailed, match=r"after.*went on while it was stopped.*--interleaved-rounds 0"):
             session.collect_turns(booted[1])
 
 

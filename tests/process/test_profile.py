@@ -151,7 +151,7 @@ def test_print_command_prints_the_commands_and_runs_nothing(
         ("profile", "say what to run: --variant NAME"),
         ("profile --variant overlop", "unknown variant 'overlop'; did you mean overlap?"),
         ("profile --variant overlap --steps 1", "--steps must be at least 2, not 1"),
-        ("profile --variant overlap --blocks 6", "--blocks"),
+        ("profile --variant overlap --trials 6", "--trials"),
         ("profile --variant overlap --margin 1%", "--margin"),
         ("profile --variant overlap --graph-trace kernel", "kernel"),
         ("profile --variant overlap --graph-trace node", "--graph-trace applies only with nsys"),

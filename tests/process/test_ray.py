@@ -50,7 +50,7 @@ def test_blocks_are_measured_by_all_nodes_and_kept_as_those_of_one_machine(
 ) -> None:
     """Also by a node that joins late."""
     cluster.has("one")
-    asked = ("run", *LONG, "--blocks", "5", "--format", "json", "--ray", cluster.address)
+    asked = ("run", *LONG, "--trials", "5", "--format", "json", "--ray", cluster.address)
     bench = start(environment, tmp_path, *asked)
     bench.wait_for("first boots (discarded) done")
     cluster.add("two")
@@ -71,12 +71,12 @@ def test_ctrl_c_ends_all_nodes_blocks_and_the_rest_is_measured_without_ray(
     cluster: Nodes, environment: dict[str, str], tmp_path: Path
 ) -> None:
     cluster.has("one", "two")
-    bench = start(environment, tmp_path, "run", *LONG, "--blocks", "4", "--ray", cluster.address)
+    bench = start(environment, tmp_path, "run", *LONG, "--trials", "4", "--ray", cluster.address)
     bench.wait_for(" of 4 done on ")
     bench.popen.send_signal(signal.SIGINT)
     code, stdout, stderr = bench.end()
     assert (code, stdout) == (130, "")
-    assert " of 4 blocks are kept, go on with bench run --resume" in last_line(stderr)
+    assert " of 4 trials are kept, go on with bench run --resume" in last_line(stderr)
     assert not cluster.left()
     folder = only_run(tmp_path)
     kept = {number: written(folder, number) for number in tables.finished_blocks(folder)}
@@ -95,7 +95,7 @@ def test_a_node_that_dies_costs_its_block_which_another_measures_in_the_same_ord
     cluster: Nodes, environment: dict[str, str], tmp_path: Path
 ) -> None:
     cluster.has("one", "two")
-    bench = start(environment, tmp_path, "run", *LONG, "--blocks", "3", "--ray", cluster.address)
+    bench = start(environment, tmp_path, "run", *LONG, "--trials", "3", "--ray", cluster.address)
     bench.wait_for("first boots (discarded) done")
     cluster.workers(2)
     cluster.kill("two")
@@ -106,13 +106,13 @@ def test_a_node_that_dies_costs_its_block_which_another_measures_in_the_same_ord
     plan = read_manifest(folder)
     (block,) = repeated(plan)
     assert by == ["one"] * 3
-    assert f"block {block + 1} is measured once more" in stderr
+    assert f"trial {block + 1} is measured once more" in stderr
     assert "died" in plan.repeats[0].reason
 
 
 def in_a_block(bench: Bench, cluster: Nodes) -> None:
     """Until the run is past its first block, and an engine serves the next one."""
-    bench.wait_for("block 1 of 2 done on one")
+    bench.wait_for("trial 1 of 2 done on one")
     cluster.workers()
     cluster.measuring()
 
@@ -121,18 +121,18 @@ def test_a_worker_that_is_killed_costs_its_block_and_killed_again_the_run(
     cluster: Nodes, environment: dict[str, str], tmp_path: Path
 ) -> None:
     cluster.has("one")
-    bench = start(environment, tmp_path, "run", *LONG, "--blocks", "2", "--ray", cluster.address)
+    bench = start(environment, tmp_path, "run", *LONG, "--trials", "2", "--ray", cluster.address)
     in_a_block(bench, cluster)
     (worker,) = cluster.workers()
     worker.kill()
-    bench.wait_for("block 2 is measured once more")
+    bench.wait_for("trial 2 is measured once more")
     worker.wait()
     (worker,) = cluster.workers()
     worker.kill()
     code, _, stderr = bench.end()
     assert code == 4
     assert "its worker died" in last_line(stderr)
-    assert "1 of 2 blocks are kept" in last_line(stderr)
+    assert "1 of 2 trials are kept" in last_line(stderr)
     assert repeated(read_manifest(only_run(tmp_path))) == [1]
     assert not cluster.left()
 
@@ -141,7 +141,7 @@ def test_a_driver_that_is_killed_leaves_nothing_running_and_is_gone_on_with(
     cluster: Nodes, environment: dict[str, str], tmp_path: Path
 ) -> None:
     cluster.has("one")
-    bench = start(environment, tmp_path, "run", *LONG, "--blocks", "2", "--ray", cluster.address)
+    bench = start(environment, tmp_path, "run", *LONG, "--trials", "2", "--ray", cluster.address)
     in_a_block(bench, cluster)
     bench.popen.kill()
     bench.popen.wait()
@@ -178,7 +178,7 @@ def test_sweeps_and_experiments_run_on_a_cluster_too(
     """Of an experiment, the runs of one boot share their nodes, block by block."""
     cluster.has("one", "two")
     for name, asked in (
-        ("sweep", ("sweep", *COMPARE, "--blocks", "1", "--over", "interval_ms=1,2")),
+        ("sweep", ("sweep", *COMPARE, "--trials", "1", "--over", "interval_ms=1,2")),
         ("experiment", ("experiment", "run", write_experiment(tmp_path), "--rounds", "1")),
     ):
         out = tmp_path / name

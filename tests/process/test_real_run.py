@@ -17,7 +17,7 @@ from tests.support.places import ROOT
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}/tests/support/a_project:{ROOT}", "COLUMNS": "120"}
 SMALL = ("--device", "emulated", "--rounds", "1", "--max-new-tokens", "64", "--concurrency", "8")
 # One arm, which boots in half the time; long rounds, so that the process dies inside one.
-ALONE = ("--engine", "overlap", "--set", "output=process", "--blocks", "2", "--num-requests", "64")
+ALONE = ("--engine", "overlap", "--set", "output=process", "--trials", "2", "--num-requests", "64")
 
 
 def kill(bench: Bench, word: str) -> str:
@@ -38,7 +38,7 @@ def kill(bench: Bench, word: str) -> str:
 def test_a_killed_device_or_output_process_ends_the_run_which_then_goes_on(tmp_path: Path) -> None:
     """How it goes on to its end is tests/process/test_runner.py's: the boots of this engine are dear."""
     bench = start(ENVIRONMENT, tmp_path, "run", *SMALL, *ALONE, "--arrival", "closed")
-    bench.wait_for("block 1 of 2 done")
+    bench.wait_for("trial 1 of 2 done")
     line = kill(bench, "overlap_bench.engines.devices.emulated.process")
     assert "device" in line
     assert "DeviceLost" not in line  # a sentence, not a class
@@ -52,7 +52,16 @@ def test_a_killed_device_or_output_process_ends_the_run_which_then_goes_on(tmp_p
 
 
 def test_two_arms_answer_the_same_and_the_difference_between_them_is_explained(tmp_path: Path) -> None:
-    asked = ("--variant", "async-output", "--blocks", "1", "--segments", "2", "--num-requests", "32")
+    asked = (
+        "--variant",
+        "async-output",
+        "--trials",
+        "1",
+        "--interleaved-rounds",
+        "2",
+        "--num-requests",
+        "32",
+    )
     stdout = done(ENVIRONMENT, tmp_path, "run", *SMALL, *asked, "--format", "json")
     (comparison,) = json.loads(stdout)["comparisons"]
     assert comparison["outputs"]["identical"] == comparison["outputs"]["compared"] == 32

@@ -48,7 +48,7 @@ def test_the_reference_stays_small() -> None:
     files = committed("results/reference")
     assert 50 < len(files) <= MOST_FILES
     weight = sum(file.stat().st_size for file in files)
-    assert weight < MOST_BYTES, f"{weight / 1e6:.1f} MB; python -m tests.support.keep leaves blocks out"
+    assert weight < MOST_BYTES, f"{weight / 1e6:.1f} MB; python -m tests.support.keep leaves trials out"
 
 
 def test_no_committed_result_names_a_path_of_the_machine_that_made_it() -> None:

@@ -46,8 +46,8 @@ COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast")
 
 def in_second_block(environment: dict[str, str], folder: Path) -> Bench:
     """A run of two blocks that has one on disk and works on the next."""
-    bench = start(environment, folder, "run", *COMPARE, "--blocks", "2", "--num-requests", "60")
-    bench.wait_for("block 1 of 2 done")
+    bench = start(environment, folder, "run", *COMPARE, "--trials", "2", "--num-requests", "60")
+    bench.wait_for("trial 1 of 2 done")
     return bench
 
 
@@ -72,7 +72,7 @@ def test_every_arm_is_asked_what_fits_into_the_smallest_context(monkeypatch: pyt
 
 
 def test_a_comparison_from_boot_to_result(environment: dict[str, str], tmp_path: Path) -> None:
-    bench = start(environment, tmp_path, "run", *COMPARE, "--blocks", "3", "--format", "json")
+    bench = start(environment, tmp_path, "run", *COMPARE, "--trials", "3", "--format", "json")
     code, stdout, stderr = bench.end()
     assert code == 0, stderr
     result = json.loads(stdout)
@@ -99,7 +99,7 @@ def test_a_comparison_from_boot_to_result(environment: dict[str, str], tmp_path:
 def test_an_arm_against_itself_leaves_a_floor_that_a_later_run_shows(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    few = (*CLOCKWORK, "--blocks", "2", "--rounds", "1", "--format", "json")
+    few = (*CLOCKWORK, "--trials", "2", "--rounds", "1", "--format", "json")
     stdout = done(environment, tmp_path, "aa", *few)
     first = json.loads(stdout)
     assert first["comparisons"][0]["variant"] == "aa-clockwork"
@@ -113,36 +113,36 @@ def test_an_arm_against_itself_leaves_a_floor_that_a_later_run_shows(
 def test_a_run_until_decided_stops_at_a_look_and_is_resumed_by_the_same_rule(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    until = ("--until-decided", "--max-blocks", "8", "--rounds", "1", "--interval-ms", "1")
+    until = ("--until-decided", "--max-trials", "8", "--rounds", "1", "--interval-ms", "1")
     bench = start(environment, tmp_path, "run", *COMPARE, *until)
-    bench.wait_for("block 2 of at most 8 done")
+    bench.wait_for("trial 2 of at most 8 done")
     bench.popen.send_signal(signal.SIGINT)
     code, _, stderr = bench.end()
     assert code == 130
-    assert "of at most 8 blocks are kept" in last_line(stderr)
+    assert "of at most 8 trials are kept" in last_line(stderr)
     again = ("run", "--resume", str(only_run(tmp_path)), "--format", "json")
     code, stdout, stderr = start(environment, tmp_path, *again).end()
     assert code == 0, stderr
     result = json.loads(stdout)
-    blocks = result["comparisons"][0]["blocks"]
+    blocks = result["comparisons"][0]["trials"]
     assert blocks in (6, 8)  # the looks; at which one it is clear, is the machine's affair
-    assert result["stopped_because"].startswith((f"decided at {blocks} of at most 8 blocks", "8 blocks, the"))
+    assert result["stopped_because"].startswith((f"decided at {blocks} of at most 8 trials", "8 trials, the"))
     assert tables.finished_blocks(only_run(tmp_path)) == list(range(blocks))
     assert result["comparisons"][0]["confidence"] > 0.95
-    assert any("gone on with after 2 blocks" in each for each in result["comparisons"][0]["warnings"])
+    assert any("gone on with after 2 trials" in each for each in result["comparisons"][0]["warnings"])
 
 
 def test_a_run_whose_time_is_up_sooner_than_foreseen_ends_with_what_there_is_and_is_whole(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure._Clock, "is_up", lambda self, minutes: True)
-    short = ("--max-minutes", "100", "--rounds", "1", "--segments", "0")
+    short = ("--max-minutes", "100", "--rounds", "1", "--interleaved-rounds", "0")
     code, stdout, stderr = ended(environment, tmp_path, "run", *COMPARE, *short, "--format", "json")
     assert code == 0, stderr
-    assert " 100 blocks fit into 100 minutes" in stderr
+    assert " 100 trials fit into 100 minutes" in stderr
     result = json.loads(stdout)
     fewer = "by the first boots 100 would have: the machine became slower"
-    assert result["stopped_because"] == f"1 block, as many as fit into 100 minutes ({fewer})"
+    assert result["stopped_because"] == f"1 trial, as many as fit into 100 minutes ({fewer})"
     folder = only_run(tmp_path)
     assert tables.finished_blocks(folder) == [0]
     again = ("run", "--resume", str(folder), "--format", "json")  # there is nothing left to do
@@ -152,7 +152,7 @@ def test_a_run_whose_time_is_up_sooner_than_foreseen_ends_with_what_there_is_and
 
 
 def test_a_run_is_repeated_from_its_manifest(environment: dict[str, str], tmp_path: Path) -> None:
-    few = ("--blocks", "1", "--rounds", "1", "--seed", "5", "--margin", "3%")
+    few = ("--trials", "1", "--rounds", "1", "--seed", "5", "--margin", "3%")
     done(environment, tmp_path, "run", *COMPARE, *few)
     first = only_run(tmp_path)
     again = ("rerun", str(first), "--out", "again", "--format", "json")
@@ -168,7 +168,7 @@ def test_a_run_is_repeated_from_its_manifest(environment: dict[str, str], tmp_pa
 
 
 def test_outputs_that_differ_fail_the_run(environment: dict[str, str], tmp_path: Path) -> None:
-    arguments = (*CLOCKWORK, "--after", "tokens=shifted", "--blocks", "1")
+    arguments = (*CLOCKWORK, "--after", "tokens=shifted", "--trials", "1")
     code, stdout, _ = ended(environment, tmp_path, "run", *arguments)
     assert code == 1
     assert "OUTPUTS DIFFER in 16 of 16 requests" in " ".join(stdout.split())
@@ -177,7 +177,7 @@ def test_outputs_that_differ_fail_the_run(environment: dict[str, str], tmp_path:
 def test_sampled_outputs_that_differ_are_told_and_fail_nothing(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    arguments = (*CLOCKWORK, "--after", "tokens=shifted", "--blocks", "1", "--temperature", "0.8")
+    arguments = (*CLOCKWORK, "--after", "tokens=shifted", "--trials", "1", "--temperature", "0.8")
     stdout = done(environment, tmp_path, "run", *arguments)
     assert "OUTPUTS DIFFER in 16 of 16 requests" in " ".join(stdout.split())
     assert "outputs that differ do not fail this run" in " ".join(stdout.split())
@@ -257,15 +257,15 @@ def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str],
     assert last_line(stderr) == f"bench: {folder} is being measured by another bench: wait for its end"
     code, stdout, stderr = ended(environment, tmp_path, *resume)
     assert code == 0, stderr
-    assert "block 1 of 2" not in stderr
-    assert json.loads(stdout)["comparisons"][0]["blocks"] == 2
+    assert "trial 1 of 2" not in stderr
+    assert json.loads(stdout)["comparisons"][0]["trials"] == 2
     assert (folder / "blocks/000/requests.parquet").read_bytes() == kept
 
 
 def test_a_damaged_block_is_named_and_measured_again_once_it_is_removed(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    done(environment, tmp_path, "run", *COMPARE, "--blocks", "1")
+    done(environment, tmp_path, "run", *COMPARE, "--trials", "1")
     folder = only_run(tmp_path)
     damaged = folder / "blocks" / "000"
     (damaged / "requests.parquet").write_bytes(b"PAR1")
@@ -381,7 +381,7 @@ def test_ctrl_c_tells_which_engine_has_not_started(environment: dict[str, str], 
     assert last_line(stderr).startswith("bench: interrupted; ")
     named, had = last_line(stderr).removeprefix("bench: interrupted; ").split(" had not started yet")
     assert "after" in named.split(" and ")  # `before` may just be starting too
-    assert had == "; no block was done, so nothing is kept"
+    assert had == "; no trial was done, so nothing is kept"
     assert not bench.left()
 
 
@@ -395,7 +395,7 @@ def test_a_run_that_is_cancelled_keeps_finished_blocks_and_leaves_nothing(
     code, stdout, stderr = bench.end()
     assert (code, stdout) == (128 + signal.SIGTERM, "")
     assert last_line(stderr).startswith("bench: ended by SIGTERM; ")
-    assert "; 1 of 2 blocks are kept, go on with bench run --resume" in last_line(stderr)
+    assert "; 1 of 2 trials are kept, go on with bench run --resume" in last_line(stderr)
     assert tables.finished_blocks(only_run(tmp_path))
     assert not bench.left()
     assert bench.seen
@@ -412,7 +412,7 @@ def test_a_run_whose_terminal_is_closed_ends_as_told(environment: dict[str, str]
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     screen, terminal = os.openpty()
-    command = [*BENCH, "run", *COMPARE, "--blocks", "2", "--num-requests", "60"]
+    command = [*BENCH, "run", *COMPARE, "--trials", "2", "--num-requests", "60"]
     ends = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
     ran = subprocess.Popen(command, env=buffered, cwd=tmp_path, preexec_fn=take_terminal, **ends)
     os.close(terminal)
@@ -441,7 +441,7 @@ def test_a_block_is_kept_before_its_engines_are_stopped(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which may take long, or be interrupted."""
-    few = (*CLOCKWORK, "--blocks", "1", "--rounds", "1")
+    few = (*CLOCKWORK, "--trials", "1", "--rounds", "1")
     done(environment, tmp_path, "run", *few)
     planned = read_manifest(only_run(tmp_path))
     again = tmp_path / "again"
@@ -478,7 +478,7 @@ def test_an_output_that_was_closed_before_changes_no_exit_code(
 
 
 def test_a_lost_reader_of_stderr_ends_no_run(environment: dict[str, str], tmp_path: Path) -> None:
-    few = (*CLOCKWORK, "--blocks", "1", "--rounds", "1", "--format", "json")
+    few = (*CLOCKWORK, "--trials", "1", "--rounds", "1", "--format", "json")
     with nobody_reads() as pipe:
         ran = subprocess.run(
             [*BENCH, "run", *few],

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.in_process import done, ended
 
 SMALL = (
-    *("sensitivity", "--engine", "overlap", "--pace", "3ms", "--blocks", "2", "--max-batch-size", "4"),
+    *("sensitivity", "--engine", "overlap", "--pace", "3ms", "--trials", "2", "--max-batch-size", "4"),
     *("--num-requests", "4", "--arrival", "closed", "--concurrency", "4", "--max-new-tokens", "64"),
 )
 
@@ -37,7 +37,7 @@ def test_what_can_not_be_delayed_is_refused_before_anything_boots(tmp_path: Path
     for arguments, message in (
         ((*SMALL, "--phase", "shedule"), "did you mean schedule"),
         ((*SMALL, "--saves", "schedule=13"), "--saves needs PHASE=TIME"),
-        ((*SMALL, "--blocks", "1"), "at least 2 trials"),
+        ((*SMALL, "--trials", "1"), "at least 2 trials"),
         ((*SMALL, "--set", "recorder=off"), "recorder=off keeps none"),
         ((*SMALL, "--max-new-tokens", "8"), "--max-new-tokens of 16 or more"),
         (("sensitivity", "--engine", "transformers"), "names no phases"),

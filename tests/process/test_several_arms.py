@@ -177,7 +177,7 @@ def test_the_compare_that_is_offered_for_several_arms_works_as_printed(tmp_path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"plant": 0.03}, "--plant delays the after arm"),
+        ({"plant": 0.03}, "--inject-delay slows the after arm"),
         ({"arms": "same"}, "half and all are the same settings"),
         ({"arms": "names"}, "two arms have the name half"),
     ],

@@ -142,7 +142,7 @@ def test_a_step_that_comes_to_an_absent_package_ends_the_round(said: Said) -> No
 )
 def test_a_variant_gives_equal_outputs_in_turns(tmp_path: Path, package: str, variant: str) -> None:
     found = compared(
-        *("--variant", variant, "--pace", "3ms", "--blocks", "2", "--all"),
+        *("--variant", variant, "--pace", "3ms", "--trials", "2", "--all"),
         *("--set", f"python={have(package)}", "--max-new-tokens", "32", "--num-requests", "16"),
         out=tmp_path,
     )

@@ -49,7 +49,7 @@ def test_every_column_is_documented(name: str, tables: tuple[str, ...]) -> None:
     run = overlap_bench.load(RUNS / name)
     for table in tables:
         frame, columns = getattr(run, table), frames.COLUMNS[table]
-        assert tuple(frame.columns[:3]) == ("block", "arm", "round")
+        assert tuple(frame.columns[:3]) == ("trial", "arm", "round")
         for column in frame:
             found = documented(column, columns)
             assert found is not None, f"{table}.{column}"
@@ -57,11 +57,11 @@ def test_every_column_is_documented(name: str, tables: tuple[str, ...]) -> None:
 
 
 def test_the_frames_give_the_metrics(whole: frames.Run) -> None:
-    one = whole.requests[(whole.requests["block"] == 3) & (whole.requests["arm"] == "after")]
-    steps = whole.steps[(whole.steps["block"] == 3) & (whole.steps["arm"] == "after")]
+    one = whole.requests[(whole.requests["trial"] == 3) & (whole.requests["arm"] == "after")]
+    steps = whole.steps[(whole.steps["trial"] == 3) & (whole.steps["arm"] == "after")]
     gaps = whole.token_gaps()
-    gaps = gaps[(gaps["block"] == 3) & (gaps["arm"] == "after")]
-    values = whole.values.set_index(["block", "arm"]).loc[(3, "after")]
+    gaps = gaps[(gaps["trial"] == 3) & (gaps["arm"] == "after")]
+    values = whole.values.set_index(["trial", "arm"]).loc[(3, "after")]
     assert np.percentile(one["ttft_ms"], 99) == values["ttft_ms_p99"]
     assert one["tpot_ms"].median() == values["tpot_ms_p50"]
     assert np.percentile(gaps["itl_token_ms"], 95) == values["itl_token_ms_p95"]
@@ -145,7 +145,7 @@ def test_an_engine_that_records_no_device_work_is_compared_without_device_busy(t
 def test_an_unfinished_run_has_frames_and_no_result(tmp_path: Path) -> None:
     run = overlap_bench.load(stored(tmp_path, "a", count=2))
     assert len(run.rounds) == 4
-    with pytest.raises(StoreError, match=r"is not finished: 2 of 6 blocks.*peeking"):
+    with pytest.raises(StoreError, match=r"is not finished: 2 of 6 trials.*peeking"):
         _ = run.result
 
 

@@ -102,7 +102,7 @@ def test_a_point_that_goes_on_is_shown_without_a_verdict(tmp_path: Path) -> None
     assert (shown.at, shown.blocks) == ({"concurrency": "32"}, 2)
     assert shown.metrics["tpot_ms_p50"].change == pytest.approx(-0.2, abs=0.01)
     assert {row.verdict for row in shown.metrics.values()} == {None}
-    assert shown.warnings[0].text == "not finished: 2 of 6 blocks, so no verdict yet"
+    assert shown.warnings[0].text == "not finished: 2 of 6 trials, so no verdict yet"
     assert overlap_bench.load_sweep(folder).result == result  # what the figures are drawn from
     write_block(run, 2, dict(third.tables))
     assert sweep_.result(folder)[0].comparisons[2].blocks == 4
@@ -149,13 +149,13 @@ def test_points_of_different_length_say_so(tmp_path: Path) -> None:
 
 def test_points_that_stopped_at_different_looks_say_their_confidence(tmp_path: Path) -> None:
     result, _ = sweep_.result(stored_sweep(tmp_path / "a-sweep"))
-    assert "Intervals: 95%, t over blocks." in sweep_tables.changes_table(result).note
+    assert "Intervals: 95%, t over trials." in sweep_tables.changes_table(result).note
     first, last = result.comparisons
     mixed = replace(result, comparisons=[replace(first, confidence=0.9975), replace(last, confidence=0.995)])
     table = sweep_tables.changes_table(mixed)
     column = table.columns.index("interval")
     assert [row[column].partition("] ")[2] for row in table.rows] == ["at 99.75%", "at 99.5%"]
-    assert "Intervals: 99.5 to 99.75%, t over blocks, each at the level of the look" in table.note
+    assert "Intervals: 99.5 to 99.75%, t over trials, each at the level of the look" in table.note
 
 
 def test_points_of_several_devices_are_told_apart(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_sweep_from_python(tmp_path: Path) -> None:
     assert found.values.groupby(["concurrency", "arm"]).size().tolist() == [6] * 4
     assert {*found.values["device"], *found.changes["device"]} == {"emulated"}
     changed = np.log(
-        found.values.pivot_table(index=["concurrency", "block"], columns="arm", values="tpot_ms_p50")
+        found.values.pivot_table(index=["concurrency", "trial"], columns="arm", values="tpot_ms_p50")
     )
     assert np.expm1((changed["after"] - changed["before"]).loc[8].mean()) == pytest.approx(row["change"])
     assert [run.folder.name for run in found.runs] == ["run-0", "run-1"]
@@ -215,7 +215,7 @@ def test_what_is_no_sweep_and_what_is_no_run_is_one_line(tmp_path: Path) -> None
 
 def test_a_sweep_goes_on_as_it_was_asked_for(tmp_path: Path, monkeypatch, capsys) -> None:
     folder = stored_sweep(tmp_path / "a-sweep")
-    for more in (("--over", "concurrency=1,4"), ("--blocks", "3")):
+    for more in (("--over", "concurrency=1,4"), ("--trials", "3")):
         assert bench(monkeypatch, "sweep", "--resume", str(folder), *more) == 2
         assert "leave the other options out" in last_line(capsys.readouterr().err)
 
@@ -252,7 +252,7 @@ def test_another_commit_or_other_points_are_refused(
 
 
 def test_a_sweep_that_is_killed_goes_on(environment: dict[str, str], tmp_path: Path) -> None:
-    few = (*CLOCKWORK[:-4], "--max-new-tokens", "8", "--blocks", "2", "--after", "pace=fast")
+    few = (*CLOCKWORK[:-4], "--max-new-tokens", "8", "--trials", "2", "--after", "pace=fast")
     over = ("--over", "num-requests=2,4")
     bench = start(environment, tmp_path, "sweep", *few, *over)
     bench.wait_for("point 2 of 2: num_requests=4")

@@ -37,7 +37,7 @@ def test_and_its_toggle_is_measured_like_any_other_with_its_counter_and_its_step
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     arms = ("--engine", "paced", "--before", "output=inline", "--after", "output=deferred")
-    asked = ("--blocks", "1", "--rounds", "1", "--num-requests", "4", "--max-new-tokens", "4")
+    asked = ("--trials", "1", "--rounds", "1", "--num-requests", "4", "--max-new-tokens", "4")
     stdout = done(environment, tmp_path, "run", *arms, *asked, "--format", "json")
     (comparison,) = json.loads(stdout)["comparisons"]
     assert "tpot_ms_p50" in comparison["metrics"]
@@ -50,7 +50,7 @@ def test_and_its_toggle_is_measured_like_any_other_with_its_counter_and_its_step
 
 
 def test_and_its_phase_is_delayed_to_see_what_that_costs(environment: dict[str, str], tmp_path: Path) -> None:
-    asked = ("--no-pretok", "--blocks", "2", "--max-new-tokens", "48", "--saves", "output=20us")
+    asked = ("--no-pretok", "--trials", "2", "--max-new-tokens", "48", "--saves", "output=20us")
     stdout = done(environment, tmp_path, "sensitivity", "--engine", "paced", *asked, "--format", "json")
     found = json.loads(stdout)
     (phase,) = found["phases"]

@@ -51,7 +51,7 @@ from tests.support.repositories import commit, git
 PINNED = REFERENCE / "runs" / "pinned-h2d"
 KEY = "sk-mine"
 SERVER = {"api": "completions", "count": "usage", "timeout_s": "60", "start_timeout_s": "600"}
-ONE = (*CLOCKWORK, "--rounds", "1", "--blocks", "1")
+ONE = (*CLOCKWORK, "--rounds", "1", "--trials", "1")
 FEW = Workload(num_requests=1, max_new_tokens=2, interval_ms=1.0, pretok=False)
 
 
@@ -168,7 +168,7 @@ question = "Does it run?"
 sources = [{ name = "a stranger" }]
 
 [boots.b]
-blocks = 4
+trials = 4
 
 [boots.b.arms.before]
 engine = "openai"

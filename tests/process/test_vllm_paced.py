@@ -129,7 +129,7 @@ def test_a_version_that_lacks_a_name_is_told_which(said: Said) -> None:
 def test_async_scheduling_hides_the_host_behind_the_device(tmp_path: Path) -> None:
     """The variant of its name, by turns: the device's part is the clock's in both arms."""
     found = compared(
-        *("--variant", "vllm-async-scheduling", "--pace", "12ms", "--blocks", "2", "--all"),
+        *("--variant", "vllm-async-scheduling", "--pace", "12ms", "--trials", "2", "--all"),
         *("--set", f"python={PYTHON}", "--max-new-tokens", "32", "--num-requests", "16"),
         out=tmp_path,
     )
@@ -167,7 +167,7 @@ def test_a_profile_shows_each_phase_of_a_step_and_the_device(tmp_path: Path, mul
 def short_run(out: Path, *arguments: str) -> dict[str, Any]:
     """What a short run of vLLM at a pace found."""
     return compared(
-        *("--engine", "vllm", "--pace", "3ms", "--blocks", "2", "--segments", "2", "--all"),
+        *("--engine", "vllm", "--pace", "3ms", "--trials", "2", "--interleaved-rounds", "2", "--all"),
         *("--set", f"python={PYTHON}", "--arrival", "closed", "--concurrency", "4"),
         *("--max-new-tokens", "40", "--num-requests", "8"),
         *arguments,
@@ -204,7 +204,7 @@ def test_a_diff_of_vllm_is_an_arm(tmp_path: Path) -> None:
     assert source.read_bytes() == before
     assert found["after"]["patch"]["files"] == ["vllm/v1/core/sched/scheduler.py"]
     assert found["changed_code"]["in_rounds"] == ["vllm/v1/core/sched/scheduler.py: Scheduler.schedule"]
-    row = found["metrics"]["phase_schedule_us_sliced"]
+    row = found["metrics"]["decode_phase_schedule_us"]
     assert 900 < row["after"] - row["before"] < 1_500
     assert found["metrics"][SLICED]["change"] > 0
 

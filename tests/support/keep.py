@@ -39,7 +39,7 @@ def keep(run: Path, tables: Collection[str] = ()) -> None:
     run that is not finished or is damaged, and BadSetting for tables that make no block."""
     if tables and not set(NEEDED) <= set(tables) <= set(TABLES):
         raise api.BadSetting(
-            f"a block needs {' and '.join(NEEDED)}, and has no others than {', '.join(TABLES)}"
+            f"a trial needs {' and '.join(NEEDED)}, and has no others than {', '.join(TABLES)}"
         )
     stored = frames.load(run)
     result = stored.result  # before anything is removed: it is made from all of it
@@ -84,7 +84,7 @@ def _write_on_one_line(path: Path, content: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", metavar="FOLDER", type=Path, nargs="+")
-    parser.add_argument("--tables", default="", help="what stays of the blocks: " + ",".join(TABLES))
+    parser.add_argument("--tables", default="", help="what stays of the trials: " + ",".join(TABLES))
     asked = parser.parse_args()
     tables = [name for name in asked.tables.split(",") if name]
     for folder in asked.folders:

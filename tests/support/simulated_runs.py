@@ -193,7 +193,7 @@ def agree(pairs: Floats, until: Until, margin: float) -> None:
             for each in run
         ]
         done = next(n for n in range(1, len(run) + 1) if reason_to_stop(design, values[:n]) is not None)
-        assert done == blocks, f"{done} blocks, not {blocks}"
+        assert done == blocks, f"{done} trials, not {blocks}"
         if until.rule == "decided":
             reason = reason_to_stop(design, values[:done])
             assert reason is not None

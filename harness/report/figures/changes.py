@@ -1,4 +1,4 @@
-"""What changed, and how sure that is: by metric, block by block, and between equal arms."""
+"""What changed, and how sure that is: by metric, trial by trial, and between equal arms."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def changes(run: Run, width: float = style.WIDTH) -> Figure:
         axes.set_xlabel("change, after/before − 1 (%)")
         blocks, confidence = comparison.blocks, words.confidence(comparison.confidence)
         axes.set_title(
-            "Change; one block, no interval"
+            "Change; one trial, no interval"
             if blocks == 1
-            else f"Change, {confidence}% interval, {blocks} blocks"
+            else f"Change, {confidence}% interval, {blocks} trials"
         )
         if higher:
             axes.plot([], [], " ", label="↑ higher is better")
@@ -90,19 +90,19 @@ def _kind(comparison: Comparison, name: str) -> str:
 
 
 def block_changes(run: Run, metric: str | None = None, width: float = style.WIDTH) -> Figure:
-    """The change in each block (one point: a fresh boot of each arm), its mean and interval from the result,
+    """The change in each trial (one point: a fresh boot of each arm), its mean and interval from the result,
     and the margin, so that the noise is seen under the mean. `metric` None: the primary. In percent, or in
     the unit of a metric that can be zero."""
     found = comparison_of(run)
     name = metric or found.primary
     row: MetricRow = api.pick(name, found.metrics, "metric of this run")
     if found.after is None:
-        raise api.BadSetting(f"{run.folder} has one arm, so no block has a change")
+        raise api.BadSetting(f"{run.folder} has one arm, so no trial has a change")
     if row.after is None:
-        raise api.BadSetting(f"{name} was not measured in every block of both arms")
+        raise api.BadSetting(f"{name} was not measured in every trial of both arms")
     scale: paired.Scale = "difference" if row.change is None else "ratio"
     factor, unit = (1, row.unit) if row.change is None else (100, "%")
-    values = run.values.pivot(index="block", columns="arm", values=name).iloc[: found.blocks]
+    values = run.values.pivot(index="trial", columns="arm", values=name).iloc[: found.blocks]
     before, after = (values[arm].tolist() for arm in run.arms)
     changes = [factor * paired.as_change(each, scale) for each in paired.paired(before, after, scale)]
     with style.drawing():
@@ -131,10 +131,10 @@ def block_changes(run: Run, metric: str | None = None, width: float = style.WIDT
         axes.set_xticks(range(len(changes)))
         axes.set_xlim(-0.5, len(changes) - 0.5)
         axes.grid(False, axis="x")
-        axes.set_xlabel("block")
+        axes.set_xlabel("trial")
         axes.margins(y=0.1)
         axes.set_ylabel(f"change ({unit})" if unit else "change")
-        axes.set_title(f"{name}: change in each block")
+        axes.set_title(f"{name}: change in each trial")
         style.legend_below(made, axes)
     return made
 
@@ -142,7 +142,7 @@ def block_changes(run: Run, metric: str | None = None, width: float = style.WIDT
 def funnel(runs: Sequence[Run], metric: str | None = None, width: float = style.WIDTH) -> Figure:
     """The change of each run of `bench aa` over the half-width of its interval (as log ratios, in percent).
     The lines are where the two are equal: an honest 95% interval leaves one point in twenty outside them, on
-    either side alike, whatever the number of blocks, if that was fixed beforehand. `metric` None: the primary
+    either side alike, whatever the number of trials, if that was fixed beforehand. `metric` None: the primary
     of each.
 
     Raises BadSetting for runs that may stop early: they stop because of what their intervals hold, so no
@@ -175,7 +175,7 @@ def funnel_of(
             mine = [(half, change) for half, change, each in kept if each == count]
             axes.plot(
                 [half for half, _ in mine], [change for _, change in mine], look.marker, color=look.colour,
-                markerfacecolor=look.face, label=f"{count} blocks",
+                markerfacecolor=look.face, label=f"{count} trials",
             )  # fmt: skip
         axes.set_xlim(0, reach)
         axes.set_xlabel("half-width of the 95% interval (%)")
@@ -187,15 +187,15 @@ def funnel_of(
 
 
 def _point(comparison: Comparison, metric: str | None) -> tuple[float, float, int] | None:
-    """(half-width, change, blocks) of a comparison, as log ratios in percent; None without an interval.
+    """(half-width, change, trials) of a comparison, as log ratios in percent; None without an interval.
     Raises BadSetting where the arms are not equal."""
     if comparison.after is None or comparison.after != comparison.before:
         raise api.BadSetting(f"{comparison.variant} is not an A/A: a funnel takes runs of bench aa")
     if comparison.confidence != 1 - ALPHA:
         raise api.BadSetting(
             f"{comparison.variant} could stop early, its intervals are of "
-            f"{words.confidence(comparison.confidence)}%: a funnel takes runs of a fixed number of blocks, "
-            "as bench aa --blocks 8 makes"
+            f"{words.confidence(comparison.confidence)}%: a funnel takes runs of a fixed number of trials, "
+            "as bench aa --trials 8 makes"
         )
     row: MetricRow = api.pick(metric or comparison.primary, comparison.metrics, "metric of this run")
     if row.change is None or row.ci_low is None or row.ci_high is None:

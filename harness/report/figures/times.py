@@ -41,7 +41,7 @@ PHASES = {
 
 def latency_cdfs(run: Run, width: float = style.WIDTH) -> Figure:
     """Empirical distributions of TTFT, TPOT and ITL: the share of requests (of gaps, for ITL) at or below a
-    latency, all blocks and rounds pooled. ITL is by token where the engine says when it had each, else by
+    latency, all trials and rounds pooled. ITL is by token where the engine says when it had each, else by
     chunk. Pooled requests are not independent: nothing can be tested by the eye here."""
     check_run(run)
     served = run.requests[run.requests.error == ""]
@@ -91,7 +91,7 @@ def _curves(axes: Axes, samples: dict[str, Floats], name: str) -> None:
 
 def itl_over_time(run: Run, width: float = style.WIDTH) -> Figure:
     """Median and p95 of the gaps between the tokens of each round (in the engine, token by token), rounds in
-    the order measured. A line joins the rounds of one boot; shades tell blocks apart. The axes do not start
+    the order measured. A line joins the rounds of one boot; shades tell trials apart. The axes do not start
     at zero: what matters here is what moves."""
     check_run(run)
     rounds = _levels(run)
@@ -100,14 +100,14 @@ def itl_over_time(run: Run, width: float = style.WIDTH) -> Figure:
         for panel, name in zip(axes, STATISTICS, strict=True):
             _blocks(panel, rounds)
             for arm, look in style.looks(run.arms).items():
-                boots = rounds[rounds["arm"] == arm].groupby("block")
+                boots = rounds[rounds["arm"] == arm].groupby("trial")
                 for index, (_, boot) in enumerate(boots):
                     points = list(zip(boot["place"], boot[name], strict=True))
                     style.line(panel, points, look, lw=0.9, markersize=3.2, label=None if index else arm)
             panel.set_ylabel(f"ITL {name} (ms)")
         axes[0].set_title("ITL of each round, in the order measured")
         axes[0].tick_params(axis="x", labelbottom=False)
-        axes[1].set_xlabel("block (one boot of each arm)")
+        axes[1].set_xlabel("trial (one boot of each arm)")
         style.legend_below(made, axes[0])
     return made
 
@@ -118,7 +118,7 @@ def _levels(run: Run) -> pd.DataFrame:
     gaps = {key: requests.gaps_ms(stamps) for key, stamps in served.groupby(list(KEYS))["token_ns"]}
     if not any(each.size for each in gaps.values()):
         raise api.BadSetting(f"{run.folder} has no ITL by token: its engine does not say when it had each")
-    measured = run.rounds[[*KEYS, "started_ns"]].sort_values(["block", "started_ns"])[list(KEYS)]
+    measured = run.rounds[[*KEYS, "started_ns"]].sort_values(["trial", "started_ns"])[list(KEYS)]
     rows = [
         (place, *key, *np.quantile(gaps[key], list(STATISTICS.values())))
         for place, key in enumerate(measured.itertuples(index=False, name=None))
@@ -128,8 +128,8 @@ def _levels(run: Run) -> pd.DataFrame:
 
 
 def _blocks(axes: Axes, rounds: pd.DataFrame) -> None:
-    """Every other block shaded, and each named on the axis."""
-    edges = rounds.groupby("block")["place"].agg(["min", "max"])
+    """Every other trial shaded, and each named on the axis."""
+    edges = rounds.groupby("trial")["place"].agg(["min", "max"])
     for index, (start, end) in enumerate(zip(edges["min"], edges["max"], strict=True)):
         if index % 2:
             axes.axvspan(start - 0.5, end + 0.5, color=style.BAND, lw=0)

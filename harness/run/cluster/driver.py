@@ -207,7 +207,7 @@ class _Job:
             return
         self._record(repeats=[*self.manifests[0].repeats, Repeat(block=block, reason=str(error))])
         self.missing.insert(0, block)
-        self.observe(Said(f"block {block + 1} is measured once more: {error}"))
+        self.observe(Said(f"trial {block + 1} is measured once more: {error}"))
 
     def _record(self, **changes: object) -> None:
         """Note in every manifest what holds for all these runs, whose boots are the same."""

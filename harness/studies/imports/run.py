@@ -55,7 +55,7 @@ def bring(
     do not say what goodput needs, and WriteFailed."""
     if len(names) > 1 and not fresh_boots:
         raise api.BadSetting(
-            f"{len(names)} files are blocks of one arm only if each is from a freshly started server: "
+            f"{len(names)} files are trials of one arm only if each is from a freshly started server: "
             "say so with --fresh-boots, or import them one by one"
         )
     read = [files.read(each) for each in names]
@@ -108,7 +108,7 @@ def _check_alike(first: ToolResult, other: ToolResult, name: str, file: str) -> 
         found = differences.difference(old, new)
         if found:
             raise api.BadSetting(
-                f"{name} and {file} are not blocks of one arm: their {what} differ: {found.strip()}"
+                f"{name} and {file} are not trials of one arm: their {what} differ: {found.strip()}"
             )
 
 

@@ -38,10 +38,10 @@ def on_device(blocks: int = 6, **device: str) -> Manifest:
 def test_warnings_that_apply_are_given() -> None:
     assert "emulated device" in warnings(result())
     assert "1% of a boot's requests were 3.00 ms late or more" in warnings(result(lag_ms=3.0))
-    assert "too few blocks: 3" in warnings(result(plan=manifest(blocks=3)))
+    assert "too few trials: 3" in warnings(result(plan=manifest(blocks=3)))
     clear = until_clear()  # a rule that looks at three blocks has enough of them
-    assert "too few blocks" not in warnings(result(plan=manifest(blocks=3, until=clear)))
-    assert "one block" in warnings(result(plan=manifest(blocks=1)))
+    assert "too few trials" not in warnings(result(plan=manifest(blocks=3, until=clear)))
+    assert "one trial" in warnings(result(plan=manifest(blocks=1)))
     behind = warnings(result(wait_ms=20.0))  # of the after arm alone
     assert "not steady: the queue wait of after grew" in behind
     assert "the queue wait of before" not in behind
@@ -163,7 +163,7 @@ def test_what_to_try_where_a_pace_is_not_kept_is_what_can_be_tried(
 
 def test_advice_fits_the_run() -> None:
     few = manifest(1, max_minutes=1.0)
-    assert "a longer --max-minutes, or --blocks 6, gives both" in warnings(result(plan=few))
+    assert "a longer --max-minutes, or --trials 6, gives both" in warnings(result(plan=few))
     servers = on_device(kind="remote", blocks=1)
     itself = msgspec.structs.replace(servers.design, against_itself=True)
     assert "bench aa shows how often" in warnings(result(plan=servers))
@@ -294,7 +294,7 @@ def test_what_was_skipped_is_told_once_for_both_arms() -> None:
 
 def test_one_order_only_is_told() -> None:
     plan = msgspec.structs.replace(manifest(), after_first=[True] * 6)
-    assert "every block ran in the same order" in warnings(comparison.result(plan, blocks(0.9)))
+    assert "every trial ran in the same order" in warnings(comparison.result(plan, blocks(0.9)))
 
 
 def test_drift_is_told() -> None:

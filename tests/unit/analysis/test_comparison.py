@@ -29,8 +29,9 @@ from tests.support.made_blocks import (
 
 TOP = {"schema_version", "run", "device", "stopped_because", "comparisons"}
 COMPARISON = {
-    "variant", "before", "after", "blocks", "confidence", "margin", "primary", "metrics", "outputs",
-    "failures", "mechanism", "limit", "prediction", "sliced", "nodes", "changed_code", "overlaid", "warnings",
+    "variant", "before", "after", "trials", "confidence", "margin", "primary", "metrics", "outputs",
+    "failures", "mechanism", "limit", "prediction", "interleaved", "nodes", "changed_code", "overlaid",
+    "warnings",
 }  # fmt: skip
 METRIC = {
     "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
@@ -114,7 +115,7 @@ def test_one_block_has_numbers_and_no_verdict() -> None:
     row = found.comparisons[0].metrics["tpot_ms_p50"]
     assert row.change is not None
     assert {row.ci_low, row.ci_high, row.sd, row.p, row.verdict} == {None}
-    assert "one block gives no verdict" in words.conclusion(found.device, found.comparisons[0])
+    assert "one trial gives no verdict" in words.conclusion(found.device, found.comparisons[0])
 
 
 def test_one_arm_alone() -> None:
@@ -128,7 +129,7 @@ def test_one_arm_alone() -> None:
         "better",
         "before",
     }
-    assert "TPOT p50 is 4 ms (2 blocks, " in words.conclusion(found.device, only)
+    assert "TPOT p50 is 4 ms (2 trials, " in words.conclusion(found.device, only)
     assert "One arm" in shown(found, 100)
     assert "| tpot_ms_p50 | 4 ms |" in formats.to_markdown(found)
     half = msgspec.structs.replace(described(), deterministic=False)
@@ -186,7 +187,7 @@ def test_what_can_not_be_compared_is_named_by_its_block_and_arm() -> None:
     measured = blocks(0.9)
     rounds = measured[3].tables["requests"]
     rounds.loc[rounds["arm"] == "after", "completion_tokens"] = 1
-    said = "tpot_ms_p50 has no value in block 3 of after, so it .* got one token each, or all .* at once"
+    said = "tpot_ms_p50 has no value in trial 3 of after, so it .* got one token each, or all .* at once"
     with pytest.raises(api.EngineError, match=said):
         comparison.result(manifest(), measured)
 
@@ -198,7 +199,7 @@ def test_a_secondary_without_a_value_is_told_and_keeps_its_place_among_the_other
     asked.loc[asked["arm"] == "before", "tokenized_ns"] = -1
     plan = manifest(secondaries=("latency_ms_p50", "tokenize_ms_p50"))
     found = comparison.result(plan, measured).comparisons[0]
-    assert "no verdict on tokenize_ms_p50: it has no value in block 3 of before" in warned(found)
+    assert "no verdict on tokenize_ms_p50: it has no value in trial 3 of before" in warned(found)
     row = found.metrics["latency_ms_p50"]
     assert 0.001 < row.p < 0.5
     assert row.p_adjusted == pytest.approx(min(1, 2 * row.p))  # two were declared
@@ -212,7 +213,7 @@ def test_a_gate_fails_where_nothing_is_left_of_a_metric() -> None:
     found = rule.judged(plan.design, values, names, 0.02)
     assert list(found) == list(names)
     row = found["goodput_req_s"]
-    assert (row.after, row.change, row.verdict, row.remark) == (0, -1, "fail", "0 in every block of after")
+    assert (row.after, row.change, row.verdict, row.remark) == (0, -1, "fail", "0 in every trial of after")
     assert row.before > 0
     assert row.p == 2 * 0.5**6
     few = rule.judged(plan.design, values[:4], names, 0.02)["goodput_req_s"]
@@ -222,7 +223,7 @@ def test_a_gate_fails_where_nothing_is_left_of_a_metric() -> None:
 def test_a_gate_says_where_a_metric_has_no_ratio() -> None:
     plan = manifest(goodput={"tpot": 3.8})
     values = [block_values(plan.design, each) for each in blocks(0.9)]
-    with pytest.raises(api.EngineError, match="goodput_req_s is 0 in block 0 of before"):
+    with pytest.raises(api.EngineError, match="goodput_req_s is 0 in trial 0 of before"):
         rule.judged(plan.design, values, ["goodput_req_s"], 0.02)
 
 

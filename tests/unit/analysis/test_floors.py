@@ -53,7 +53,7 @@ def test_an_aa_run_keeps_its_floor_and_shows_it(tmp_path: Path) -> None:
     spread = msgspec.json.decode(path.read_bytes(), type=noise_floor.Floor).metrics["tpot_ms_p50"]
     assert spread.floor == row.floor < spread.detectable
     text = shown(msgspec.structs.replace(result(), comparisons=[only]), 100)
-    assert "Noise floor of tpot_ms_p50 over 6 blocks: ±" in text
+    assert "Noise floor of tpot_ms_p50 over 6 trials: ±" in text
     assert "would be detected in 4 of 5" in text
     bare = msgspec.structs.replace(row, floor=None)
     unknown = msgspec.structs.replace(only, metrics={**only.metrics, "tpot_ms_p50": bare})
@@ -77,8 +77,8 @@ def test_what_depends_on_the_toggles_alone_has_no_floor_from_another_run(tmp_pat
     kept(tmp_path, aa())
     (only,) = with_floor(result(0.9), later(), tmp_path).comparisons
     floor = {name: only.metrics[name].floor for name in definitions.MATCHED}
-    assert floor["step_ms_matched"] is not None
-    assert floor["step_ms_same_device"] is floor["step_ms_same_host"] is None
+    assert floor["round_step_ms"] is not None
+    assert floor["round_step_ms_host"] is floor["round_step_ms_device"] is None
 
 
 def test_another_aa_run_of_the_same_replaces_it(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def warnings(folder: Path, plan: Manifest, **more: Any) -> str:
             ),
             "workload.max_new_tokens was 128, is 9",
         ),
-        (redesigned(later(), blocks=3), "blocks was 6, is 3"),
+        (redesigned(later(), blocks=3), "trials was 6, is 3"),
         (redesigned(later(), rounds=5), "rounds was 2, is 5"),
     ],
 )

@@ -44,7 +44,7 @@ def test_nodes_that_agree_leave_the_interval_as_it_is() -> None:
     on_two, alone = found(AGREE), found({"a": [*AGREE["a"], *AGREE["b"]]})
     assert alone.nodes is None
     assert on_two.nodes is not None
-    assert on_two.nodes.unit == "block"
+    assert on_two.nodes.unit == "trial"
     assert on_two.metrics["tpot_ms_p50"].sd == pytest.approx(alone.metrics["tpot_ms_p50"].sd)
     assert on_two.metrics["tpot_ms_p50"].verdict == "faster"
     assert not any("nodes disagree" in each for each in warned(on_two))
@@ -73,7 +73,7 @@ def test_where_nodes_disagree_each_counts_once() -> None:
     assert decided.nodes.unit == "node"
     assert decided.metrics["tpot_ms_p50"].verdict == "faster"
     assert any("the nodes disagree" in each for each in warned(decided))
-    assert not any("too few blocks" in each for each in warned(decided))
+    assert not any("too few trials" in each for each in warned(decided))
 
 
 def test_the_table_says_what_the_test_could_have_seen() -> None:
@@ -113,7 +113,7 @@ def test_unequal_machines_and_blocks_measured_once_more_are_told() -> None:
     said = "\n".join(warned_of(plan, blocks))
     assert "unequal nodes: b is not a: cores was 2, is 4" in said
     assert (
-        "measured once more, each in the order drawn for it, since it failed: block 3 (its node died)" in said
+        "measured once more, each in the order drawn for it, since it failed: trial 3 (its node died)" in said
     )
 
 

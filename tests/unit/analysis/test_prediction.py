@@ -163,18 +163,18 @@ def test_a_calibration_from_elsewhere_says_what_differs(here: dict[str, Any], wh
 @pytest.mark.parametrize(
     ("primary", "said"),
     [
-        ("step_ms_matched", ""),
-        ("step_ms_sliced", "The first line's −12.7% is of turns"),
+        ("round_step_ms", ""),
+        ("decode_step_ms", "The first line's −12.7% is of turns"),
         ("tpot_ms_p50", "The first line's −12.7% is of tpot_ms_p50"),
     ],
 )
 def test_a_prediction_says_why_it_is_not_of_what_the_first_line_says(primary: str, said: str) -> None:
     found = Prediction(
-        metric="step_ms_matched", model="overlap", change=-0.14, ci_low=None, ci_high=None, measured=-0.094,
+        metric="round_step_ms", model="overlap", change=-0.14, ci_low=None, ci_high=None, measured=-0.094,
         error=-0.046, calibration="a test", remark=prediction.not_of(primary, -0.127),
     )  # fmt: skip
     line = tables.prediction_line(found)
-    assert "step_ms_matched −14.0%; measured there: −9.4%" in line
+    assert "round_step_ms −14.0%; measured there: −9.4%" in line
     assert ("first line" in line) == bool(said)
     assert said in line
 

@@ -42,8 +42,8 @@ def blocks(in_turns: float, drained: float, in_rounds: float, spread: float = 0.
         ((-0.03, -0.03, -0.08), None),  # by how much is another matter
         ((0.0, 0.0, 0.005), None),
         ((-0.10, -0.01, -0.10), "work is put off past the end of a turn, and not saved"),
-        ((-0.03, -0.03, 0.02), "slices and rounds disagree: in rounds, the step changed by"),
-        ((0.0, 0.0, 0.05), "slices and rounds disagree: in rounds, the step changed by"),
+        ((-0.03, -0.03, 0.02), "turns and rounds disagree: in rounds, the step changed by"),
+        ((0.0, 0.0, 0.05), "turns and rounds disagree: in rounds, the step changed by"),
     ],
 )
 def test_turns_decide_nothing_where_their_end_or_the_rounds_contradict_them(
@@ -72,7 +72,7 @@ def test_beside_others_nothing_is_decided_that_they_may_have_made(
         values[UNDISTURBED] = calm  # type: ignore[index]
     why = turns.disagreement(DESIGN, found, 0.05)
     assert (why is not None) == told
-    assert why is None or why.startswith("other processes used the cores in 90% of a block's turns")
+    assert why is None or why.startswith("other processes used the cores in 90% of a trial's turns")
 
 
 def test_a_verdict_is_taken_back_by_what_is_sure_and_not_by_what_one_run_in_twenty_shows() -> None:
@@ -190,14 +190,14 @@ def test_a_result_by_turns_says_what_was_compared_and_where_the_change_is() -> N
     lines = list(tables.remarks(found))
     assert "0.11% between boots" in (tables.scatter(found) or "")
     assert any("pairs (100% kept)" in line for line in lines)
-    assert any("exposed host time −5" in line and "step_ms_sliced_same_device" in line for line in lines)
+    assert any("exposed host time −5" in line and "decode_step_ms_host" in line for line in lines)
 
 
 def test_a_result_that_rounds_contradict_is_undecided_and_says_why() -> None:
     found = found_by(0.0, 0.05)
     assert found.decided is not None
     assert found.decided.verdict == "undecided"
-    assert any(text.startswith("undecided: slices and rounds disagree") for text in warned(found))
+    assert any(text.startswith("undecided: turns and rounds disagree") for text in warned(found))
     assert "undecided, as other measurements of this run contradict it" in words.conclusion("emulated", found)
     assert not any("fresh run" in text for text in warned(found))  # no number of blocks settles that
 

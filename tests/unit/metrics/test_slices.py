@@ -271,8 +271,8 @@ def test_the_change_of_a_phase_is_that_of_its_pairs_and_absent_where_an_arm_has_
     before["phase.append"], after["phase.append"] = [100e3, 400e3, 200e3, 100e3], [90e3, 360e3, 180e3, 90e3]
     before["phase.output"] = 5e3
     own, other = slices.step_sliced(before, after)
-    assert other["phase_append_us_sliced"] / own["phase_append_us_sliced"] == pytest.approx(0.9)
-    assert own["phase_append_us_sliced"] == pytest.approx(200)
-    assert own["phase_output_us_sliced"] == 5
-    assert np.isnan(other["phase_output_us_sliced"])
-    assert np.isnan(own["phase_schedule_us_sliced"])
+    assert other["decode_phase_append_us"] / own["decode_phase_append_us"] == pytest.approx(0.9)
+    assert own["decode_phase_append_us"] == pytest.approx(200)
+    assert own["decode_phase_output_us"] == 5
+    assert np.isnan(other["decode_phase_output_us"])
+    assert np.isnan(own["decode_phase_schedule_us"])

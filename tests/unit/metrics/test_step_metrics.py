@@ -132,7 +132,7 @@ def chain(*batches_and_ms: tuple[int, int]) -> pd.DataFrame:
 
 
 def matched(*steps: pd.DataFrame) -> list[float]:
-    return [each["step_ms_matched"] for each in steps_matched(*steps)]
+    return [each["round_step_ms"] for each in steps_matched(*steps)]
 
 
 def test_matching_undoes_a_change_of_mix() -> None:
@@ -160,7 +160,7 @@ def test_a_step_with_one_part_held_by_hand() -> None:
     before, after = steps_matched(gapped((4, 5, 15), (4, 7, 15)), gapped((4, 3, 14), (4, 3, 12)))
     assert before == pytest.approx(dict.fromkeys(definitions.MATCHED, 21.0))  # 6 exposed, 15 on the device
     assert after == pytest.approx(
-        {"step_ms_matched": 3 + 13, "step_ms_same_device": 3 + 15, "step_ms_same_host": 6 + 13}
+        {"round_step_ms": 3 + 13, "round_step_ms_host": 3 + 15, "round_step_ms_device": 6 + 13}
     )
 
 
@@ -183,9 +183,9 @@ def test_a_device_that_is_slower_in_one_arm_is_not_in_the_step_at_equal_device_t
     calm = [(2, 1, 10), (3, 2, 12), (2, 3, 10)]
     slow = [(batch, exposed, 2 * on_device) for batch, exposed, on_device in calm]
     before, after = steps_matched(gapped(*calm), gapped(*slow))
-    assert after["step_ms_same_device"] == pytest.approx(before["step_ms_same_device"])
-    assert after["step_ms_same_host"] == pytest.approx(after["step_ms_matched"])
-    assert after["step_ms_matched"] > 1.8 * before["step_ms_matched"]
+    assert after["round_step_ms_host"] == pytest.approx(before["round_step_ms_host"])
+    assert after["round_step_ms_device"] == pytest.approx(after["round_step_ms"])
+    assert after["round_step_ms"] > 1.8 * before["round_step_ms"]
 
 
 @pytest.mark.parametrize(

@@ -283,18 +283,18 @@ def test_every_named_variant_makes_a_design(name: str) -> None:
 
 
 def secondaries(variant: str = "pinned", **asked: Any) -> tuple[str, ...]:
-    judged = msgspec.structs.replace(PINNED, secondaries=["step_ms_same_device"])
+    judged = msgspec.structs.replace(PINNED, secondaries=["round_step_ms_host"])
     variants = {"pinned": judged, "plain": PINNED}
     return make_design(Request(variant=variant, **asked), ENGINES, variants, lambda: "emulated").secondaries
 
 
 def test_a_variant_says_what_else_is_judged_unless_it_is_said_on_the_command_line() -> None:
-    assert secondaries() == ("step_ms_sliced_same_device",)
+    assert secondaries() == ("decode_step_ms_host",)
     assert secondaries("plain") == ()
-    assert secondaries(against_itself=True) == ("step_ms_sliced_same_device",)
+    assert secondaries(against_itself=True) == ("decode_step_ms_host",)
     assert secondaries(design={"secondaries": ("latency_ms_p50",)}) == ("latency_ms_p50",)
-    assert secondaries(design={"primary": "ttft_ms_p50"}) == ("step_ms_same_device",)
-    assert secondaries(design={"primary": "step_ms_same_device"}) == ()  # never twice
+    assert secondaries(design={"primary": "ttft_ms_p50"}) == ("round_step_ms_host",)
+    assert secondaries(design={"primary": "round_step_ms_host"}) == ()  # never twice
     assert secondaries(workload={"max_new_tokens": 1}, design={"primary": "ttft_ms_p50"}) == ()
 
 
@@ -306,8 +306,8 @@ def test_the_phase_that_a_variant_is_about_is_judged_too_by_turns_where_there_ar
             Request(variant="pinned", **asked), ENGINES, variants, lambda: "emulated"
         ).secondaries
 
-    assert judged() == ("phase_wait_copy_done_us_sliced",)
-    assert judged(both=["stream_interval=1"]) == ("phase_wait_copy_done_us_sliced",)
+    assert judged() == ("decode_phase_wait_copy_done_us",)
+    assert judged(both=["stream_interval=1"]) == ("decode_phase_wait_copy_done_us",)
     assert judged(design={"primary": "ttft_ms_p50"}) == ("phase_wait_copy_done_us",)
     assert judged(after=["graph=off"]) == ()  # it is not about that variant any more
     assert judged(max_regression=0.02) == ()
@@ -387,7 +387,7 @@ def test_a_run_with_minutes_has_more_and_shorter_blocks_where_boots_are_cheap() 
 
 def test_a_gate_and_a_variant_that_is_changed_have_no_secondary_of_the_variant() -> None:
     assert secondaries(max_regression=0.05) == ()
-    assert secondaries(both=["python=/an/interpreter"]) == ("step_ms_sliced_same_device",)
+    assert secondaries(both=["python=/an/interpreter"]) == ("decode_step_ms_host",)
     for changed in ({"both": ["stream_interval=1"]}, {"before": ["graph=off"]}, {"after": ["graph=off"]}):
         assert secondaries(**changed) == ()
 
@@ -395,10 +395,10 @@ def test_a_gate_and_a_variant_that_is_changed_have_no_secondary_of_the_variant()
 def test_only_host_changes_in_serial_loops_are_judged_at_equal_device_times() -> None:
     on_the_device = {"graph", "tables"}
     for each in load_variants().values():
-        if "step_ms_same_device" in each.secondaries:
+        if "round_step_ms_host" in each.secondaries:
             assert not on_the_device & set(each.changes), each.name
             assert (each.before["schedule"], each.after["schedule"]) == ("serial", "serial"), each.name
-    assert load_variants()["pinned-h2d"].secondaries == ["step_ms_same_device"]
+    assert load_variants()["pinned-h2d"].secondaries == ["round_step_ms_host"]
 
 
 def test_what_a_claim_is_of_is_a_metric() -> None:
@@ -464,10 +464,10 @@ def test_what_a_claim_is_of_is_a_metric() -> None:
             {"variant": "pinned", "workload": {"max_new_tokens": "some"}},
             "max_new_tokens needs a number, uniform",
         ),
-        ({"variant": "pinned", "design": {"blocks": 0}}, "--blocks must be at least 1, not 0"),
+        ({"variant": "pinned", "design": {"blocks": 0}}, "--trials must be at least 1, not 0"),
         (
             {"variant": "pinned", "design": {"blocks": 10**9}},
-            "--blocks must be at most 10,000, not 1000",
+            "--trials must be at most 10,000, not 1000",
         ),
         ({"variant": "pinned", "design": {"rounds": 10**9}}, "--rounds must be at most 10,000"),
         (
@@ -491,7 +491,7 @@ def test_what_a_claim_is_of_is_a_metric() -> None:
         ({"variant": "pinned", "both": ["env.=x"]}, "env.NAME needs the name of a variable"),
         ({"variant": "pinned", "design": {"margin": 1.5}}, "--margin must be above 0% and below 100%"),
         ({"variant": "pinned", "design": {"secondaries": tuple("abcdef")}}, "at most 5 --secondary"),
-        ({"variant": "pinned", "design": {"secondaries": ("step_ms_sliced",)}}, "named twice"),
+        ({"variant": "pinned", "design": {"secondaries": ("decode_step_ms",)}}, "named twice"),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_one_reason(asked: Mapping[str, Any], reason: str) -> None:
@@ -521,7 +521,7 @@ def test_two_servers_of_our_own_take_turns_of_eight_steps_and_those_at_addresses
         return make_design(asked, servers, {}, lambda: "emulated")
 
     own = planned("cmd=serve {port}", "cmd=serve --fast {port}")
-    assert (own.primary, own.turn_steps, own.turn_lead) == ("step_ms_sliced", 8, 2)
+    assert (own.primary, own.turn_steps, own.turn_lead) == ("decode_step_ms", 8, 2)
     assert own.segments > 0
     timed = planned("cmd=serve {port}", "cmd=serve --fast {port}", max_minutes=3.0)
     assert (own.segments, timed.segments, timed.rounds) == (16, 8, 1)  # their boots take long
@@ -558,14 +558,14 @@ def test_metrics_of_steps_need_their_records() -> None:
         ({"secondaries": ("peak_concurrency",)}, "neither lower nor higher is better"),
         ({"workload": Workload(max_new_tokens=1)}, "needs at least 2 output tokens"),
         (
-            {"workload": Workload(max_new_tokens=1), "primary": "step_ms_same_device"},
+            {"workload": Workload(max_new_tokens=1), "primary": "round_step_ms_host"},
             "needs at least 2 output tokens",
         ),
         ({"primary": "goodput_req_s"}, "goodput_req_s needs to know what is good: give --goodput"),
-        ({"primary": "step_ms_same_device", "plant": 0.03}, "takes the device as equal in both arms"),
+        ({"primary": "round_step_ms_host", "plant": 0.03}, "takes the device as equal in both arms"),
         ({"primary": definitions.SLICED_SAME_DEVICE, "plant": 0.03}, "takes the device as equal"),
         (
-            {"primary": "step_ms_same_host", "plant": 0.03, "plant_at": "host"},
+            {"primary": "round_step_ms_device", "plant": 0.03, "plant_at": "host"},
             "takes the host as equal in both arms",
         ),
     ],

@@ -59,7 +59,7 @@ def test_a_share_is_of_a_mean_over_the_same_steps(name: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("blocks = 6", "blockz = 6", "unknown key 'blockz'; did you mean blocks?"),
+        ("trials = 6", "blockz = 6", "unknown key 'blockz'; did you mean trials?"),
         ("question =", "qestion =", "unknown key 'qestion'; did you mean question?"),
         ('arm = "no-wait"', 'arm = "no-wayt"', "unknown arm of load 'no-wayt'; did you mean no-wait?"),
         ('"copy-done:before"', '"copy-dun:before"', "unknown variant 'copy-dun'; did you mean copy-done?"),
@@ -70,17 +70,21 @@ def test_a_share_is_of_a_mean_over_the_same_steps(name: str) -> None:
         ("concurrency = 4", "concurency = 4", "did you mean concurrency?"),
         ("idle_stops = 400", 'idle_stops = "many"', "idle_stops must be a number of stop strings"),
         ("stream_interval = 1", "stream_intervall = 1", "did you mean stream_interval?"),
-        ("blocks = 6", "blocks = 3", "an experiment needs at least 4 blocks, not 3"),
+        ("trials = 6", "trials = 3", "an experiment needs at least 4 trials, not 3"),
         ("outputs = true }", 'outputs = true, value = "step_ms" }', "column outputs equal needs one of"),
-        ("blocks = 6", "blocks = 6\nmargin = 2.0", "--margin must be above 0% and below 100%, not 200%"),
+        ("trials = 6", "trials = 6\nmargin = 2.0", "--margin must be above 0% and below 100%, not 200%"),
         (
             'change = "tpot_ms_p50"\n\n[[claims]]\nsays = "and',
             'change = "tpot_ms_p50"\nreported = -0.01\n\n[[claims]]\nsays = "and',
             "the claim of -1% lies within the margin of load, 1%",
         ),
-        ('change = "tpot_ms_p50"', 'change = "step_ms_sliced"', "is measured in turns: give load segments"),
-        ("blocks = 6", 'blocks = "six"', "Expected `int`, got `str`"),
-        ("blocks = 6", "blocks = ", "is not TOML"),
+        (
+            'change = "tpot_ms_p50"',
+            'change = "decode_step_ms"',
+            "is measured in turns: give load interleaved_rounds",
+        ),
+        ("trials = 6", 'trials = "six"', "Expected `int`, got `str`"),
+        ("trials = 6", "trials = ", "is not TOML"),
         ("[boots.load.workloads]", '[boots.load.workloads]\n"/../elsewhere" = {}', "must have no slash"),
         (
             'change = "tpot_ms_p50"\n\n[[claims]]\nsays = "and',
@@ -107,7 +111,7 @@ def test_a_file_with_a_fault_is_one_line_that_names_it(
     [
         ("show gill", "unknown experiment 'gill'; did you mean gil?"),
         ("run sglang-launch-dun", "unknown experiment 'sglang-launch-dun'; did you mean sglang-launch-done?"),
-        ("run gil --blocks 3", "an experiment needs at least 4 blocks, not 3"),
+        ("run gil --trials 3", "an experiment needs at least 4 trials, not 3"),
         ("run gil --rounds 0", "--rounds must be at least 1, not 0"),
         ("run gil --device cudda", "unknown device 'cudda'; did you mean cuda?"),
         ("run", "say which experiment to run"),
@@ -145,7 +149,7 @@ def test_boots_with_segments_take_turns_and_say_so() -> None:
     planned = experiment.plan("roseinfer-pinned-h2d", Adjusted(device="emulated"))
     design = planned.designs()["stream"]["blog"]
     assert (design.segments, design.turn_steps, design.turn_lead) == (3, 4, 1)
-    assert any("; 3 segments in turns" in line for line in planned.extents())
+    assert any("; 3 interleaved rounds" in line for line in planned.extents())
     overlapped = experiment.plan("sglang-launch-done", Adjusted(device="emulated")).designs()["ways"]
     assert overlapped["device-bound"].turn_lead == 2
     rounds = experiment.plan("gil", Adjusted(device="emulated")).designs()["load"]["light"]
@@ -154,7 +158,7 @@ def test_boots_with_segments_take_turns_and_say_so() -> None:
 
 def test_segments_of_an_engine_that_takes_no_turns_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
-    text = GIL.read_text().replace("blocks = 6", "blocks = 6\nsegments = 3", 1)
+    text = GIL.read_text().replace("trials = 6", "trials = 6\nsegments = 3", 1)
     path.write_text(
         text.replace("[boots.load.arms]", '[boots.load.arms]\nother = { engine = "transformers" }', 1)
     )
@@ -164,7 +168,7 @@ def test_segments_of_an_engine_that_takes_no_turns_are_refused(tmp_path: Path) -
 
 @pytest.mark.parametrize("table", ["arms", "workloads"])
 def test_boots_of_no_arm_or_of_no_workload_are_refused(tmp_path: Path, table: str) -> None:
-    path, text = tmp_path / "own.toml", GIL.read_text().replace("blocks = 6", "blocks = 6\nsegments = 3", 1)
+    path, text = tmp_path / "own.toml", GIL.read_text().replace("trials = 6", "trials = 6\nsegments = 3", 1)
     path.write_text(re.sub(rf"(\[boots.load.{table}\]\n)[^\[]*\n\[", r"\1[", text, count=1))
     assert path.read_text() != text
     with pytest.raises(api.BadSetting, match="load needs an arm and a workload"):
@@ -188,12 +192,12 @@ def test_blocks_and_rounds_that_were_asked_for_are_said(kind: str) -> None:
     design = adjusted.designs()["ways"]["host-bound"]
     assert (design.blocks, design.rounds) == (4, 2)
     files = {"emulated": "8 of 2", "cuda": "8 of 10"}[kind]
-    said = f"ways: 4 blocks of 2 rounds, asked for in place of the experiment's {files}; 3 segments in turns"
+    said = f"ways: 4 trials of 2 rounds, asked for in place of the experiment's {files}; 3 interleaved rounds"
     assert adjusted.extents() == [said]
     assert "rounds 10 →" not in "".join(adjusted.scaling())
     plain = experiment.plan("sglang-launch-done", Adjusted(device=kind))
     (line,) = plain.extents()
-    assert line == f"ways: {files.replace(' of ', ' blocks of ')} rounds; 3 segments in turns"
+    assert line == f"ways: {files.replace(' of ', ' blocks of ')} rounds; 3 interleaved rounds"
     assert ("rounds 10 → 2" in "".join(plain.scaling())) is (kind == "emulated")
 
 

@@ -116,12 +116,12 @@ def test_phases_by_turns_stand_in_the_place_of_those_in_rounds() -> None:
     small = replace(row, before=10.0, after=8.0)
     phases = {
         "phase_append_us": replace(row, change=None, delta=-10.0, ci_low=-12.0, ci_high=-8.0),
-        "phase_output_us_sliced": small,
-        "phase_append_us_sliced": row,
+        "decode_phase_output_us": small,
+        "decode_phase_append_us": row,
     }
     (page,) = brief.pages(replace(found, comparisons=[replace(only, metrics={**only.metrics, **phases})]))
-    assert page.lines[1].startswith("Descriptive, in turns, no verdict: phase_append_us_sliced −10.0%")
-    assert "phase_append_us " not in page.lines[1]
+    assert page.lines[1].startswith("Descriptive, in turns, no verdict: decode_phase_append_us −10.0%")
+    assert " phase_append_us " not in page.lines[1]
     assert page.lines[1].index("append") < page.lines[1].index("output")  # by what a step has of it
 
 
@@ -131,7 +131,7 @@ def test_an_arm_against_itself_says_what_it_could_detect_and_a_run_that_ended_ea
     equal = replace(found, comparisons=[replace(comparison, after=comparison.before)])
     assert "would be detected in 4 of 5 such runs" in "\n".join(screen(equal))
     assert "Stopped" not in "\n".join(screen(found))
-    early = replace(found, stopped_because="decided at 6 of at most 20 blocks")
+    early = replace(found, stopped_because="decided at 6 of at most 20 trials")
     assert "Stopped: decided at 6" in "\n".join(screen(early))
 
 

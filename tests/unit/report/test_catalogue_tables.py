@@ -14,7 +14,7 @@ from overlap_bench.harness.store.files import SCHEMA_VERSION
 from tests.support.made_blocks import shown
 
 CLAIM = {"claim": "pinned-h2d", "title": "t", "source": "roseinfer", "says": "TPOT −5.9%"}
-MEASURED = {"metric": "step_ms_sliced", "change": -0.017, "ci_low": -0.018, "ci_high": -0.016}
+MEASURED = {"metric": "decode_step_ms", "change": -0.017, "ci_low": -0.018, "ci_high": -0.016}
 FOUND = Catalogue(
     schema_version=SCHEMA_VERSION,
     entries=[

@@ -44,7 +44,7 @@ FIGURES: dict[str, Callable[[Run, float], Figure]] = {
     "itl_over_time": figures.itl_over_time,
     "phases": figures.phases,
 }
-UNITS = ("(%)", "(ms)", "(ms, log scale)", "us, mean", "block")
+UNITS = ("(%)", "(ms)", "(ms, log scale)", "us, mean", "trial")
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_what_a_run_has_not_got_is_one_line(real: Run, tmp_path: Path) -> None:
     )
     for draw, reason in (
         (lambda: figures.changes(alone), "it has one arm"),
-        (lambda: figures.block_changes(alone), "one arm, so no block has a change"),
+        (lambda: figures.block_changes(alone), "one arm, so no trial has a change"),
         (lambda: figures.phases(found_by(unrecorded)), "has no step records, so no phases"),
         (
             lambda: figures.block_changes(real, "tpot_ms_p5"),
@@ -321,7 +321,7 @@ def test_a_funnel_holds_nineteen_of_twenty() -> None:
     axes = figure.axes[0]
     assert axes.get_xlabel() == "half-width of the 95% interval (%)"
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert {"4 blocks", "8 blocks", "12 blocks"} <= set(names)
+    assert {"4 trials", "8 trials", "12 trials"} <= set(names)
     outside = int(figures.funnel(runs).axes[0].get_title(loc="left").split(": ")[1].split(" ")[0])
     assert 8 <= outside <= 34
     rows = [each.result.comparisons[0].metrics["tpot_ms_p50"] for each in runs]

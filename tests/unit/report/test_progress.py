@@ -25,7 +25,7 @@ from tests.support.made_blocks import manifest
 
 @pytest.mark.parametrize(
     ("stolen", "told"),
-    [(MUCH_STOLEN, []), (0.42, ["block 1 of 6: 42% of the CPU time went to other virtual machines"])],
+    [(MUCH_STOLEN, []), (0.42, ["trial 1 of 6: 42% of the CPU time went to other virtual machines"])],
 )
 def test_a_block_in_which_much_was_stolen_says_so_while_one_can_still_stop(
     stolen: float, told: list[str]
@@ -35,7 +35,7 @@ def test_a_block_in_which_much_was_stolen_says_so_while_one_can_still_stop(
     display(BlockBegun(0, left=6))
     display(BlockDone(0, 12.0, stolen))
     assert said == told
-    assert plain == ["block 1 of 6 done in 12 s, 60 s left"]
+    assert plain == ["trial 1 of 6 done in 12 s, 60 s left"]
 
 
 def test_time_left_is_shared_by_the_nodes_that_are_at_work() -> None:
@@ -44,9 +44,9 @@ def test_time_left_is_shared_by_the_nodes_that_are_at_work() -> None:
     display(NodeDone(3, "one", 12.0, stolen=0.0, left=4, at_work=2))
     display(NodeDone(0, "two", 12.0, stolen=0.3, left=3, at_work=0))  # the other ones died
     assert plain == [
-        "block 4 of 6 done on one in 12 s, 24 s left",
-        "block 1 of 6 done on two in 12 s, 36 s left",
-        "block 1 of 6: 30% of the CPU time went to other virtual machines",
+        "trial 4 of 6 done on one in 12 s, 24 s left",
+        "trial 1 of 6 done on two in 12 s, 36 s left",
+        "trial 1 of 6: 30% of the CPU time went to other virtual machines",
     ]
 
 
@@ -56,7 +56,7 @@ def test_a_run_with_minutes_says_no_more_time_than_they_leave() -> None:
     display = Display(timed, plain.append, plain=plain.append)
     display(BlockBegun(0, left=100))
     display(BlockDone(0, 12.0))
-    found = re.fullmatch(r"block 1 of at most 100 done in 12 s, at most (\d+) s left", plain[0])
+    found = re.fullmatch(r"trial 1 of at most 100 done in 12 s, at most (\d+) s left", plain[0])
     assert found is not None
     assert int(found[1]) <= 60  # and not 99 blocks' 1,188
 
@@ -85,11 +85,11 @@ def test_the_time_left_is_told_before_the_first_block_is_done() -> None:
     display = Display(manifest().design, drawn.append, redraw=drawn.append)
     display(Foreseen(12.0, replace(manifest().design, segments=7, rounds=1)))
     display(BlockBegun(0, left=6))
-    assert drawn[-1] == "block 1 of 6: booting, 72 s left"
+    assert drawn[-1] == "trial 1 of 6: booting, 72 s left"
     display(SegmentBegun(0, 1))
-    assert drawn[-1].startswith("block 1 of 6: in turns, segment 2 of 7")
+    assert drawn[-1].startswith("trial 1 of 6: interleaved round 2 of 7")
     display(SegmentBegun(0, 8))
-    assert drawn[-1].startswith("block 1 of 6: in turns, 2 more, as others use the cores")
+    assert drawn[-1].startswith("trial 1 of 6: interleaved round 2 more, as other processes use the cores")
 
 
 def test_requests_are_counted_in_rounds_and_not_in_turns() -> None:
@@ -101,7 +101,7 @@ def test_requests_are_counted_in_rounds_and_not_in_turns() -> None:
     assert drawn[-1].endswith("3 of 32 requests")
     display(SegmentBegun(0, 1))
     display(Progress(round_id=0, finished=0, total=32, tpot_ms=None))
-    assert drawn[-1].startswith("block 1 of 6: in turns, segment 2 of ")
+    assert drawn[-1].startswith("trial 1 of 6: interleaved round 2 of ")
     assert "requests" not in drawn[-1]
     display(RoundBegun(1, "before", 0))
     display(Progress(round_id=0, finished=1, total=32, tpot_ms=None))
@@ -121,8 +121,8 @@ def test_what_is_seen_so_far_is_shown_and_called_no_verdict() -> None:
     display = Display(manifest().design, drawn.append, redraw=drawn.append, plain=plain.append)
     display(SoFar(2, "tpot_ms_p50 −3.0% [−5.0%, −1.0%]"))
     display(BlockBegun(2, left=4))
-    assert plain == ["after 2 blocks, no verdict yet: tpot_ms_p50 −3.0% [−5.0%, −1.0%]"]
-    assert drawn == ["block 3 of 6: booting | so far, no verdict yet: tpot_ms_p50 −3.0% [−5.0%, −1.0%]"]
+    assert plain == ["after 2 trials, no verdict yet: tpot_ms_p50 −3.0% [−5.0%, −1.0%]"]
+    assert drawn == ["trial 3 of 6: booting | so far, no verdict yet: tpot_ms_p50 −3.0% [−5.0%, −1.0%]"]
 
 
 def test_a_long_boot_says_what_boots_how_long_it_took_and_where_its_log_is() -> None:
@@ -132,7 +132,7 @@ def test_a_long_boot_says_what_boots_how_long_it_took_and_where_its_log_is() -> 
     display(BlockBegun(0, left=6))
     for seconds in range(5, 145, 5):
         display(Booting(("after",), float(seconds), Path("host-2.log")))
-    assert drawn[-1] == "block 1 of 6: booting after, 140 s; its log: host-2.log"
+    assert drawn[-1] == "trial 1 of 6: booting after, 140 s; its log: host-2.log"
     assert plain == [f"booting after, {seconds} s; its log: host-2.log" for seconds in (10, 20, 40, 80)]
     display(BlockBegun(1, left=5))
     display(Booting(("after",), 10.0, Path("host-4.log")))

@@ -98,7 +98,7 @@ def test_the_verdict_comes_first_with_the_jsons_numbers(
     said = [float(each) for each in re.findall(r"([\d.]+)%", first)]
     expected = [-100 * row[name] for name in ("change", "ci_high", "ci_low")]  # it is called shorter
     assert said == [round(value, 2 if abs(value) < 1 else 1) for value in expected]
-    assert f"({comparison['blocks']} blocks, " in first
+    assert f"({comparison['trials']} trials, " in first
     assert row["verdict"] in first
 
 
@@ -106,7 +106,7 @@ def test_the_parts_come_in_the_order_in_which_they_are_read(page: str) -> None:
     parsed = Page(page)
     headings = [*texts(parsed, "h2"), *texts(parsed, "summary")]
     assert headings == [
-        "Block by block", "Host phases", "Warnings", "Before and after", "Changes", "Latencies", "Over time",
+        "Trial by trial", "Host phases", "Warnings", "Before and after", "Changes", "Latencies", "Over time",
         "Mechanism", "Limit", "Method", "Environment", "Settings", "Every metric",
     ]  # fmt: skip
 
@@ -132,8 +132,8 @@ def test_the_command_writes_a_page_and_markdown(
         assert bench(monkeypatch, "report", folder, "-o", str(out)) == 0
         assert capsys.readouterr().out == f"{out}\n"
     conclusion = Page((tmp_path / "report.html").read_text()).first_in_body()
-    assert ": one block gives no verdict. TPOT p50 is " in conclusion
-    assert conclusion.endswith("(1 block, emulated device).")
+    assert ": one trial gives no verdict. TPOT p50 is " in conclusion
+    assert conclusion.endswith("(1 trial, emulated device).")
     markdown = (tmp_path / "deep" / "report.md").read_text()
     assert markdown.startswith(f"**{conclusion}**\n")
     assert markdown.index("### Warnings") < markdown.index("<details>") < markdown.index("### Environment")
@@ -156,9 +156,9 @@ def page_of_one(alone: Run) -> Page:
 
 
 def test_one_arm_has_no_changes(alone: Run, page_of_one: Page) -> None:
-    assert "TPOT p50 is 4.001 ms (2 blocks, " in page_of_one.first_in_body()
+    assert "TPOT p50 is 4.001 ms (2 trials, " in page_of_one.first_in_body()
     headings = set(texts(page_of_one, "h2"))
-    assert not {"Changes", "Block by block"} & headings
+    assert not {"Changes", "Trial by trial"} & headings
     assert {"One arm", "Latencies"} <= headings
     assert "after" not in texts(page_of_one, "th")
     assert "One arm" in html.to_markdown(alone)

@@ -40,7 +40,7 @@ def test_an_interval_has_signs_in_a_sentence_only_where_it_holds_zero() -> None:
     sure, unsure = result(0.9, noise=0.001), result(0.995, noise=0.05)
     sentence = words.conclusion(sure.device, sure.comparisons[0])
     assert re.search(
-        r": faster\. TPOT p50 is 10\.\d% lower \[\d+\.\d%, \d+\.\d%\]: \d\S* → \d\S* ms \(6 blocks, ",
+        r": faster\. TPOT p50 is 10\.\d% lower \[\d+\.\d%, \d+\.\d%\]: \d\S* → \d\S* ms \(6 trials, ",
         sentence,
     )
     assert re.search(r"\[−\d\S*%, \+\d\S*%\]", words.conclusion(unsure.device, unsure.comparisons[0]))
@@ -121,8 +121,8 @@ def test_the_change_of_the_step_is_told_by_its_parts() -> None:
     assert parts is not None
     found = re.fullmatch(
         r"In rounds: decode step −10\.\d% \[.*\], of which exposed host time −10\.\d% \[.*\] "
-        r"\(step_ms_same_device: device time held equal\) and device time \+0\.00% \[.*\] "
-        r"\(step_ms_same_host\)\.",
+        r"\(round_step_ms_host: device time held equal\) and device time \+0\.00% \[.*\] "
+        r"\(round_step_ms_device\)\.",
         parts,
     )
     assert found, parts  # the device takes 1 ms of each step there, whatever the step

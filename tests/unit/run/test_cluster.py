@@ -140,7 +140,7 @@ def test_a_block_that_fails_is_measured_once_more_and_counted(
     assert failed(cluster, run, RayError("node gone")) == 1  # and another block's
     assert run.missing == [1, 2]
     assert [each.block for each in read_manifest(tmp_path).repeats] == [0, 0, 1]
-    assert seen[0] == Said("block 1 is measured once more: the engine (pid 12) died")
+    assert seen[0] == Said("trial 1 is measured once more: the engine (pid 12) died")
 
 
 def test_the_same_failure_twice_ends_the_run_whatever_its_numbers(

@@ -74,7 +74,7 @@ def test_later_looks_get_more_and_none_gets_all(most: int) -> None:
 @pytest.mark.parametrize("most", [5, 0, -1, 101])
 def test_an_impossible_number_of_blocks_is_refused(most: int) -> None:
     for plan in (lambda: stopping.until_decided(most), lambda: stopping.until_precise(0.01, most)):
-        with pytest.raises(api.BadSetting, match=f"needs --max-blocks from 6 to 100, not {most}"):
+        with pytest.raises(api.BadSetting, match=f"needs --max-trials from 6 to 100, not {most}"):
             plan()
 
 
@@ -97,12 +97,12 @@ def test_a_clear_change_stops_at_the_first_look_and_not_before(decided: Until) -
     plan = design(decided)
     assert all(reason_to_stop(plan, changed(*CLEAR[:n])) is None for n in range(1, 6))
     reason = reason_to_stop(plan, changed(*CLEAR))
-    assert reason == "decided at 6 of at most 20 blocks: tpot_ms_p50 is slower"
+    assert reason == "decided at 6 of at most 20 trials: tpot_ms_p50 is slower"
 
 
 def test_no_change_within_the_margin_stops_too(decided: Until) -> None:
     reason = reason_to_stop(design(decided), changed(*TINY))
-    assert reason == "decided at 6 of at most 20 blocks: tpot_ms_p50 is same"
+    assert reason == "decided at 6 of at most 20 trials: tpot_ms_p50 is same"
 
 
 def test_nothing_is_looked_at_between_two_looks(decided: Until) -> None:
@@ -116,7 +116,7 @@ def test_what_stays_unclear_ends_at_the_most_blocks(decided: Until) -> None:
     plan = design(decided)
     assert reason_to_stop(plan, changed(*WIDE[:18])) is None
     assert reason_to_stop(plan, changed(*WIDE[:20])) == (
-        "20 blocks, the most allowed: tpot_ms_p50 is undecided"
+        "20 trials, the most allowed: tpot_ms_p50 is undecided"
     )
 
 
@@ -124,31 +124,31 @@ def test_precision_looks_at_the_width_alone() -> None:
     plan = design(stopping.until_precise(0.01, 8), 8)
     reason = reason_to_stop(plan, changed(*CLEAR))
     assert reason is not None
-    assert reason.startswith("decided at 6 of at most 8 blocks: half-width 0.")
+    assert reason.startswith("decided at 6 of at most 8 trials: half-width 0.")
     assert reason.endswith("%, within 1%")
     assert reason_to_stop(plan, changed(*WIDE[:7])) is None
     end = reason_to_stop(plan, changed(*WIDE[:8]))
     assert end is not None
-    assert end.startswith("8 blocks, the most allowed: half-width")
+    assert end.startswith("8 trials, the most allowed: half-width")
     assert end.endswith("not within 1%")
 
 
 def test_a_gate_stops_once_it_passes_or_fails(decided: Until) -> None:
     plan = design(decided)
     plan = msgspec.structs.replace(plan, gate=make_gate(0.02, plan))
-    assert reason_to_stop(plan, changed(*CLEAR)) == "decided at 6 of at most 20 blocks: the gate says fail"
+    assert reason_to_stop(plan, changed(*CLEAR)) == "decided at 6 of at most 20 trials: the gate says fail"
     harmless = [0.010, 0.011, 0.009, 0.010, 0.011, 0.009]  # a change for sure, and within the limit
-    assert reason_to_stop(plan, changed(*harmless)) == "decided at 6 of at most 20 blocks: the gate says pass"
+    assert reason_to_stop(plan, changed(*harmless)) == "decided at 6 of at most 20 trials: the gate says pass"
     assert reason_to_stop(plan, changed(*WIDE[:18])) is None
     end = reason_to_stop(plan, changed(*WIDE[:20]))
-    assert end == "20 blocks, the most allowed: the gate says undecided"
+    assert end == "20 trials, the most allowed: the gate says undecided"
 
 
 def test_a_fixed_run_never_looks() -> None:
     plan = design(None, 8)
     assert reason_to_stop(plan, changed(*CLEAR)) is None
-    assert reason_to_stop(plan, changed(*CLEAR, 0.05, 0.05)) == "all 8 blocks done"
-    assert reason_to_stop(design(None, 1), changed(0.05)) == "its one block done"
+    assert reason_to_stop(plan, changed(*CLEAR, 0.05, 0.05)) == "all 8 trials done"
+    assert reason_to_stop(design(None, 1), changed(0.05)) == "its one trial done"
 
 
 # -- error rates ------------------------------------------------------------------------------------------

@@ -310,7 +310,7 @@ OTHER_ARMS = (DESIGN.arms[0], msgspec.structs.replace(DESIGN.arms[1], toggles={"
         ),
         (
             {"design": msgspec.structs.replace(DESIGN, blocks=7)},
-            "settings that are not its own: blocks was 6, is 7",
+            "settings that are not its own: trials was 6, is 7",
         ),
         ({"machine": msgspec.structs.replace(MANIFEST.machine, cores=4)}, "machine: cores was 2, is 4"),
         ({"versions": {"python": "3.12"}}, "versions: python was '3.11', is '3.12'"),

@@ -33,13 +33,13 @@ def untold(design: Design) -> list[Values]:
 
 def test_a_primary_that_the_first_block_cannot_give_is_not_waited_for_in_the_others() -> None:
     design = manifest(primary="tokenize_ms_p50").design
-    with pytest.raises(api.EngineError, match="tokenize_ms_p50 has no value in block 0 of before"):
+    with pytest.raises(api.EngineError, match="tokenize_ms_p50 has no value in trial 0 of before"):
         enough(design, untold(design))
 
 
 def test_every_metric_of_a_gate_is_looked_for_after_the_first_block() -> None:
     design = manifest(secondaries=("tokenize_ms_p50",), gate=Gate(max_regression=0.02, levels=(0.05,))).design
-    with pytest.raises(api.EngineError, match="tokenize_ms_p50 has no value in block 0 of before"):
+    with pytest.raises(api.EngineError, match="tokenize_ms_p50 has no value in trial 0 of before"):
         enough(design, untold(design))
 
 
@@ -85,17 +85,17 @@ def clock_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> measure._Clo
 @pytest.mark.parametrize(
     ("minutes", "kept", "asked", "blocks", "said"),
     [
-        (3.0, 0, {}, 2, "2 blocks fit into 3 minutes; 6, the usual number, take --max-minutes 8.8"),
+        (3.0, 0, {}, 2, "2 trials fit into 3 minutes; 6, the usual number, take --max-minutes 8.8"),
         (
             10.0,
             0,
             {},
             9,
-            "the first boots took 60 s, a block will take about 60 s: 9 blocks fit into 10 minutes",
+            "the first boots took 60 s, a trial will take about 60 s: 9 trials fit into 10 minutes",
         ),
-        (60.0, 0, {"blocks": 4}, 4, ": all 4 blocks fit into 60 minutes"),
-        (1.5, 1, {}, 1, "1 block fits into 1.5 minutes; 6, the usual number, take --max-minutes 7.5"),
-        (2.0, 0, {"arms": 1}, 1, "1 block fits into 2 minutes"),
+        (60.0, 0, {"blocks": 4}, 4, ": all 4 trials fit into 60 minutes"),
+        (1.5, 1, {}, 1, "1 trial fits into 1.5 minutes; 6, the usual number, take --max-minutes 7.5"),
+        (2.0, 0, {"arms": 1}, 1, "1 trial fits into 2 minutes"),
     ],
 )
 def test_how_many_blocks_fit_is_said_beforehand(
@@ -110,18 +110,18 @@ def test_how_many_blocks_fit_is_said_beforehand(
 @pytest.mark.parametrize(
     ("minutes", "asked", "said"),
     [
-        (2.4, {}, "1 block fits into 2.4 minutes, and a verdict needs 2: * give it --max-minutes 3.8"),
-        (0.5, {}, "0 blocks fit into 0.5 minutes, and a verdict needs 2: * give it --max-minutes 3.8"),
+        (2.4, {}, "1 trial fits into 2.4 minutes, and a verdict needs 2: * give it --max-minutes 3.8"),
+        (0.5, {}, "0 trials fit into 0.5 minutes, and a verdict needs 2: * give it --max-minutes 3.8"),
         (
             3.0,
             {"until": until_clear()},
-            "2 blocks fit into 3 minutes, and a verdict needs 3: * --max-minutes 5",
+            "2 trials fit into 3 minutes, and a verdict needs 3: * --max-minutes 5",
         ),
-        (5.0, {"until": until_decided(8)}, "4 blocks fit into 5 minutes, and a verdict needs 6: * 8.8"),
+        (5.0, {"until": until_decided(8)}, "4 trials fit into 5 minutes, and a verdict needs 6: * 8.8"),
         (
             1.0,
             {"arms": 1},
-            "0 blocks fit into 1 minute, and there has to be one: * give it --max-minutes 2.5",
+            "0 trials fit into 1 minute, and there has to be one: * give it --max-minutes 2.5",
         ),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_point_without_time_for_a_verdict_is_left_out_and_the_first_one_ends_t
 
     def of_point(design: int, *_: Any) -> None:
         if design in short:
-            raise NoTime("1 block fits into 3 minutes")
+            raise NoTime("1 trial fits into 3 minutes")
         done.append(design)
 
     monkeypatch.setattr(sweep.measure_, "measure", of_point)
@@ -54,7 +54,7 @@ def test_a_point_without_time_for_a_verdict_is_left_out_and_the_first_one_ends_t
     short = {1, 3}
     sweep._one_by_one(tmp_path, cast(Any, planned), said.append, display, cast(Any, None), made_here=True)
     assert done == [0, 2, 4]
-    assert "concurrency=3 is left out: 1 block fits into 3 minutes" in said
+    assert "concurrency=3 is left out: 1 trial fits into 3 minutes" in said
     done.clear()
     short = {0}
     with pytest.raises(NoTime):

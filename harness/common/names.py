@@ -1,0 +1,61 @@
+"""Names and words that stored files have from before, by those of today; options have theirs in cli/app.py.
+
+What is stored stays as it is, and is translated where it is read: all that is computed and shown has today's.
+"""
+
+from __future__ import annotations
+
+import re
+
+METRICS = {
+    "step_ms_sliced": "decode_step_ms",
+    "step_ms_sliced_same_device": "decode_step_ms_host",
+    "step_ms_sliced_same_host": "decode_step_ms_device",
+    "step_ms_sliced_mean": "decode_step_ms_mean",
+    "step_ms_drained": "decode_step_ms_drained",
+    "step_ms_matched": "round_step_ms",
+    "step_ms_same_device": "round_step_ms_host",
+    "step_ms_same_host": "round_step_ms_device",
+}
+BEFORE = {today: name for name, today in METRICS.items()}
+COUNTERS = {f"planted_{what}": f"injected_{what}" for what in ("device_ns", "host_ns", "share")}
+OLD = re.compile(rf"\b(?:{'|'.join([*METRICS, *COUNTERS])}|phase_\w+_us_sliced)\b")
+TODAY = re.compile(rf"\b(?:{'|'.join(BEFORE)}|decode_phase_\w+_us)\b")
+FIELDS = {  # of a design, as its options are called
+    "blocks": "trials",
+    "segments": "interleaved_rounds",
+    "plant": "inject_delay",
+    "plant_at": "inject_at",
+    "plant_ns": "inject_ns",
+}
+# Of a sentence: what stored warnings say, in this order.
+WORDS = (
+    (re.compile(r"--max-blocks\b"), "--max-trials"),
+    (re.compile(r"--segments\b"), "--interleaved-rounds"),
+    (re.compile(r"\bsegments in turns\b"), "interleaved rounds"),
+    (re.compile(r"\bslices and rounds disagree\b"), "turns and rounds disagree"),
+    (re.compile(r"\bwhile it was parked\b"), "while it waited for its turn"),
+    (re.compile(r"\bblock(s?)\b"), r"trial\1"),
+)
+
+
+def of_today(text: str) -> str:
+    """A name of a metric or a counter, or a text with such names in it, by what they are called today."""
+    return OLD.sub(lambda found: _of_today(found[0]), text)
+
+
+def _of_today(name: str) -> str:
+    known = METRICS.get(name) or COUNTERS.get(name)
+    return known or f"decode_{name.removesuffix('_sliced')}"
+
+
+def as_before(text: str) -> str:
+    """The reverse of `of_today` for metrics: signatures of designs are about the older names."""
+    return TODAY.sub(lambda found: BEFORE.get(found[0]) or f"{found[0].removeprefix('decode_')}_sliced", text)
+
+
+def sentence_of_today(text: str) -> str:
+    """A sentence of an older result, in today's words."""
+    for old, new in WORDS:
+        text = old.sub(new, text)
+    return of_today(text)
