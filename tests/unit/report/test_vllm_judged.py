@@ -178,6 +178,7 @@ def test_cells_are_commands_and_those_of_earlier_calls_keep_their_names() -> Non
     names = list(vllm_toggles.wanted())
     assert len({*names}) == len(names)
     assert names[0] == "slope 1 off"
+    assert vllm_toggles.left(["a", "b", "c"], {"a": {"failed": 2}, "b": {}}) == ["c", "a"]
     assert {
         "vllm-update 64 off",
         "vllm-update 64 on",
