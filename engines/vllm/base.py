@@ -279,7 +279,7 @@ class Active:
 
     request: api.Request
     accepted_ns: int
-    check: Callable[[Any], None]  # its first output
+    check: Callable[[Any], None]  # of its first output that has tokens
     count: int = 0  # tokens
     prompt_tokens: int = -1
     admitted_ns: int = -1
@@ -289,7 +289,7 @@ class Active:
         request was scheduled and when the first token was there, but nothing of the other tokens."""
         (completion,) = output.outputs
         tokens = list(completion.token_ids)
-        if self.prompt_tokens < 0:
+        if tokens and not self.count:
             self.check(completion)
         self.prompt_tokens = len(output.prompt_token_ids or ())
         stamps = []

@@ -25,7 +25,8 @@ HERE = "k"  # this host's slowness beside the card's own
 HOSTS = ("k/2", HERE, "2k")  # what the device's times are stretched by
 BETWEEN = 64  # the batch at which other hosts, and whole runs with async scheduling, are tried
 MATTERS = 0.01  # of a step: the harness's own margin
-LEFT_OUT = ("vllm-compiled", "vllm-chunked-prefill")  # a pace decides both
+# A pace decides these: what computing takes, and which drafts are right.
+LEFT_OUT = ("vllm-compiled", "vllm-chunked-prefill", "vllm-speculation")
 NOTHING = "–"
 Cells = Mapping[str, Mapping[str, Any]]  # by name, as vllm_toggles keeps them
 

@@ -182,7 +182,8 @@ def _every_cell(found: Judgement) -> Iterator[Table]:
         "overlap": lambda row: {True: "yes", False: "no", None: ""}[row[1].overlaps],
     }
     if rows:
-        yield tabulated("Cell by cell", rows, columns, "", ("its own phase", "foretold", "run whole"))
+        note = "95% intervals. What a change makes of other phases than its own shows in the whole run alone."
+        yield tabulated("Cell by cell", rows, columns, note, ("its own phase", "foretold", "run whole"))
 
 
 # ---------------------------------------------------------------------------------------------------------

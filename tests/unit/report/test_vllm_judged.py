@@ -98,7 +98,10 @@ def test_a_change_has_one_row_that_says_what_who_merges_asks(found: Judgement) -
 
 def test_the_page_says_how_many_matter_and_whether_it_foretold_them(found: Judgement) -> None:
     page = vllm_judged.page(found)
-    assert page.conclusion.startswith("3 of 17 argued changes to vLLM's host code judged at an H100's pace: ")
+    of = len(judgement.variants())
+    assert page.conclusion.startswith(
+        f"3 of {of} argued changes to vLLM's host code judged at an H100's pace: "
+    )
     assert "2 change a decode step by 1% or more at some batch, 0 with async scheduling." in page.conclusion
     assert "overlap in 1 of 2 cells" in page.lines[1]  # with async nothing is foretold, and −0.01% was seen
     assert page.lines[2] == "Outputs: 48 of 48 identical in both arms."
@@ -175,6 +178,7 @@ def test_cells_are_commands_and_those_of_earlier_calls_keep_their_names() -> Non
     names = list(vllm_toggles.wanted())
     assert len({*names}) == len(names)
     assert names[0] == "slope 1 off"
+    assert vllm_toggles.left(["a", "b", "c"], {"a": {"failed": 2}, "b": {}}) == ["c", "a"]
     assert {
         "vllm-update 64 off",
         "vllm-update 64 on",
