@@ -79,7 +79,6 @@ def check_options(name: str, options: api.EngineOptions) -> None:
         raise api.BadSetting(f"device '{options.device}': engine {name} has the clock alone; leave it out")
     if os.environ.get(GIL, RELEASED) not in (HELD, RELEASED):
         raise api.BadSetting(f"{GIL} is {HELD} or {RELEASED}, not '{os.environ[GIL]}'")
-    os.environ["OMP_NUM_THREADS"] = "1"  # nothing computes; more threads would wake for each small operation
 
 
 class SglangEngine(api.Engine):
@@ -106,6 +105,7 @@ class SglangEngine(api.Engine):
 
     def start(self, events: api.EventSink) -> api.Description:
         self.events = events
+        os.environ["OMP_NUM_THREADS"] = "1"  # nothing computes; more would wake for each small operation
         absent.import_without(self.absent)
         logging.getLogger("sglang").setLevel(logging.WARNING)
         from overlap_bench.engines.paced.tokens import vocabulary
