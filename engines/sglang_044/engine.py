@@ -110,12 +110,22 @@ class SglangEngine(api.Engine):
         logging.getLogger("sglang").setLevel(logging.WARNING)
         from overlap_bench.engines.paced.tokens import vocabulary
 
-        self.open()
+        self.open_or_say_why()
         self._tokenizer = self._loop.tokenizer
         self._words = vocabulary(len(self._tokenizer), lambda each: str(self._tokenizer.decode([each])))
         self._card.serving = True
         absent.seal()
         return self._describe()
+
+    def open_or_say_why(self) -> None:
+        """Open it. BadSetting for what SGLang refuses of its arguments."""
+        try:
+            self.open()
+        except ValueError as error:
+            raise api.BadSetting(
+                f"SGLang: {error} (context_length is max_context={self.options.max_context} and {SPARE} more "
+                "that SGLang keeps for itself)"
+            ) from error
 
     def open(self) -> None:
         """Make its card and its scheduler, of what imports SGLang."""

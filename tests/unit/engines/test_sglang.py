@@ -57,3 +57,13 @@ def test_each_batch_that_is_asked_for_has_a_graph(monkeypatch: pytest.MonkeyPatc
 def test_sglang_finds_the_architecture_of_each_preset() -> None:
     named = {each.__name__ for each in known.EntryClass}
     assert named >= {ARCHITECTURES[preset.model_type] for preset in PRESETS.values()}
+
+
+def test_what_sglang_refuses_of_its_arguments_is_the_user_s_to_change() -> None:
+    class Refused(shared.SglangEngine):
+        def open(self) -> None:
+            raise ValueError("context_length (1032) is greater than 1024")
+
+    engine = Refused(api.EngineOptions(pace="10ms", max_context=1024), {})
+    with pytest.raises(api.BadSetting, match=r"1032.*max_context=1024 and 8 more"):
+        engine.open_or_say_why()
