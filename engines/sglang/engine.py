@@ -12,6 +12,7 @@ from overlap_bench.engines.sglang import REPLACED, SPEC, VERSION
 from overlap_bench.engines.sglang.absent import ABSENT
 from overlap_bench.engines.sglang_044.engine import SglangEngine, check_interpreter, check_options
 
+MODELS = "overlap_bench.engines.sglang.models"
 NEEDED = ("torch", "triton", "transformers", "msgspec", "orjson", "openai", "compressed_tensors", "zmq")
 
 
@@ -33,6 +34,7 @@ class Sglang(SglangEngine):
 
         self._card = card.Card(self.pace, held=self.held)
         card.take_place(self._card)
+        os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = MODELS
         platform.install()
 
         from sglang.srt.runtime_context import SpawnRanks, publish
@@ -49,6 +51,8 @@ class Sglang(SglangEngine):
             self._loop = scheduler.Loop(
                 arguments, self._card, self._feed, self._admit, self._say, self.planted_ns
             )
+        if self._loop.enable_overlap != (self.toggles["schedule"] == "overlap"):
+            raise api.BadSetting(f"SGLang {VERSION} switches its loop, whatever is asked of it here")
 
     def loop(self) -> None:
         # As on a card: what writes to buffers that both streams use waits for the step that reads them.

@@ -79,7 +79,6 @@ def check_options(name: str, options: api.EngineOptions) -> None:
         raise api.BadSetting(f"device '{options.device}': engine {name} has the clock alone; leave it out")
     if os.environ.get(GIL, RELEASED) not in (HELD, RELEASED):
         raise api.BadSetting(f"{GIL} is {HELD} or {RELEASED}, not '{os.environ[GIL]}'")
-    os.environ["OMP_NUM_THREADS"] = "1"  # nothing computes; more threads would wake for each small operation
 
 
 class SglangEngine(api.Engine):
@@ -106,16 +105,27 @@ class SglangEngine(api.Engine):
 
     def start(self, events: api.EventSink) -> api.Description:
         self.events = events
+        os.environ["OMP_NUM_THREADS"] = "1"  # nothing computes; more would wake for each small operation
         absent.import_without(self.absent)
         logging.getLogger("sglang").setLevel(logging.WARNING)
         from overlap_bench.engines.paced.tokens import vocabulary
 
-        self.open()
+        self.open_or_say_why()
         self._tokenizer = self._loop.tokenizer
         self._words = vocabulary(len(self._tokenizer), lambda each: str(self._tokenizer.decode([each])))
         self._card.serving = True
         absent.seal()
         return self._describe()
+
+    def open_or_say_why(self) -> None:
+        """Open it. BadSetting for what SGLang refuses of its arguments."""
+        try:
+            self.open()
+        except ValueError as error:
+            raise api.BadSetting(
+                f"SGLang: {error} (context_length is max_context={self.options.max_context} and {SPARE} more "
+                "that SGLang keeps for itself)"
+            ) from error
 
     def open(self) -> None:
         """Make its card and its scheduler, of what imports SGLang."""
