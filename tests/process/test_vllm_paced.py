@@ -14,13 +14,22 @@ import pytest
 
 from overlap_bench.engines.overlap.models.published import save_without_weights
 from overlap_bench.engines.overlap.presets import PRESETS
+from overlap_bench.engines.vllm import SPEC
 from overlap_bench.harness.metrics.definitions import SLICED
+from overlap_bench.harness.plan.settings import make_arm
+from overlap_bench.harness.run.records import beside_frame, steps_frame, turns_frame
+from overlap_bench.harness.run.session import Session
+from overlap_bench.harness.workload.plan import Planned
 from tests.support.bench_command import BENCH, PATIENCE_S, compared
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = os.environ.get("BENCH_VLLM", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="BENCH_VLLM names no interpreter that has vLLM")
 SAID = ("off", "on", "off ngram_gpu", "on ngram_gpu", "off v1", "on v1")
+PACED = {"pace": "3ms", "model": "tiny-llama", "dtype": "bfloat16", "enforce_eager": "off"}
+PACED |= {"chunked_prefill": "on", "multiprocessing": "off", "max_context": "512"}
+AHEAD = {"async_scheduling": "on"}
+ASKED = [Planned(number, 0, [number + 5] * 16, 48, False) for number in range(4)]
 Said = dict[str, dict[str, Any]]
 
 
@@ -221,20 +230,43 @@ def test_every_before_of_ours_and_of_vllms_is_in_force_and_gives_the_same(tmp_pa
     short_run(tmp_path, "--prefix-cache", "--set", "multiprocessing=off", *asked)
 
 
-@pytest.mark.parametrize("multiprocessing", ["off", "on"])
-def test_drafts_are_verified_in_turns_and_in_rounds_with_the_same_outputs(
-    tmp_path: Path, multiprocessing: str
-) -> None:
-    """In turns of async scheduling off and on; in rounds against an arm without drafts."""
-    apart = ("--set", f"multiprocessing={multiprocessing}")
-    both = ("--set", "spec=ngram_gpu", "--before", "async_scheduling=off", "--after", "async_scheduling=on")
-    found = short_run(tmp_path / "turns", *apart, *both)
-    assert found["metrics"][SLICED]["after"] > 0
-    assert {"draft_tokens", "accepted_drafts"} <= found["mechanism"].keys()
-    one = ("--before", "spec=off", "--after", "spec=ngram_gpu", "--set", "async_scheduling=on")
-    found = short_run(tmp_path / "rounds", *apart, *one)
-    drafts, kept = (found["mechanism"][name]["after"] for name in ("draft_tokens", "accepted_drafts"))
-    assert 0.2 < kept / drafts < 0.4  # half, a quarter and an eighth of three: 0.29
+def test_drafts_give_the_same_outputs_in_rounds_in_turns_and_in_a_core_of_its_own() -> None:
+    drafted = {"spec": "ngram_gpu"}
+    changes = {"plain": {}, "before": drafted, "after": {**drafted, **AHEAD, "multiprocessing": "on"}}
+    arms = [
+        make_arm({"vllm": SPEC}, name, "vllm", {}, {}, {"python": PYTHON, **PACED, **each})
+        for name, each in changes.items()
+    ]
+    with Session() as session:
+        booted = session.boot(arms)
+        outputs = []
+        for name, each in booted.items():
+            session.begin(each)
+            done = session.load(each, ASKED, None, 0, lambda progress: None)
+            assert not any(done.data.errors)
+            outputs.append(done.data.digests)
+            record = session.collect(each)
+            steps, counters = steps_frame(record), record.counters
+            assert counters["decode_launches"] > 5 * (steps["kind"] == "decode").sum()
+            if name == "plain":
+                assert "draft_tokens" not in counters
+                continue
+            # Half, a quarter and an eighth of three.
+            assert 0.15 < counters["accepted_drafts"] / counters["draft_tokens"] < 0.45
+            assert steps["given"].max() > steps["batch"].max()
+        both = [booted[name] for name in ("before", "after")]
+        for each in both:
+            session.begin(each)
+        delays = [("", 0), ("send", 200_000), ("output-process", 200_000)]
+        done = session.take_turns(both, ASKED, 4, lambda progress: None, delays)
+        assert not any(done.data.errors)
+        half = len(ASKED)
+        assert outputs == 3 * [done.data.digests[:half]]
+        assert outputs[0] == done.data.digests[half:]
+        for each, beside in zip(both, (set(), {"send", "output-process"}), strict=True):
+            record, turns = session.collect_turns(each)
+            assert set(beside_frame(record)["phase"]) == beside
+            assert bool(turns_frame(turns)["delayed_ns"].sum()) == bool(beside)
 
 
 def test_short_ways_of_a_decode_give_the_same_also_in_a_core_of_its_own(tmp_path: Path) -> None:
