@@ -15,7 +15,6 @@ from overlap_bench.engines.api import BadFile, BadSetting
 from overlap_bench.engines.pace import Ledger, Pace, Size, make_pace, probe, profiles, settle
 
 MS = 1_000_000
-DEEP = b"[" * 100_000
 
 
 def decode(batch: int, context: int = 0) -> Size:

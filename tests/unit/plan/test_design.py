@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import settings as hypothesis_settings
 
 from overlap_bench.engines import api
 from overlap_bench.engines.openai import SPEC as OPENAI
@@ -31,8 +30,6 @@ from overlap_bench.harness.plan.variants import Variant, load_variants
 from overlap_bench.harness.workload.plan import plan
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.simulated_runs import drawn
-
-untimed = hypothesis_settings(deadline=None)
 
 ENGINES = {"overlap": SPEC}
 PLAIN = {"schedule": "serial", "launch": "inline", "d2h": "blocking", "output": "inline", "graph": "on"}

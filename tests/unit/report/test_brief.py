@@ -48,10 +48,6 @@ def page_of(**changes: Any) -> Page:
     return page
 
 
-def names(page: Page, table: int) -> list[str]:
-    return [row[0] for row in page.tables[table].rows]
-
-
 def test_a_comparison_fits_on_a_screen_and_all_of_it_is_longer() -> None:
     found = made_blocks.result()
     assert len(screen(found)) <= LINES
