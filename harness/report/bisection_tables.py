@@ -102,10 +102,16 @@ def lines(found: Bisected) -> tuple[str, ...]:
 
 def _why_undecided(found: Bisected) -> str:
     more = "--resume goes on where it ended."
-    if found.posterior < CLAIMED:
+    order = [each.commit for each in found.commits]
+    beside = [
+        each.skipped is not None
+        for change in found.changes
+        for each in found.commits[order.index(change.first) : order.index(change.last)]
+    ]
+    if found.posterior < CLAIMED or not all(beside):
         return more
-    if any(each.first != each.last for each in found.changes):
-        return "Those that were skipped stand beside it: which of them it was can't be told."
+    if beside:
+        return "Commits that were skipped stand beside it: which of them it was can't be told."
     return f"A change that came and went among the commits that were not measured is not excluded. {more}"
 
 

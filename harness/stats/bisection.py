@@ -199,7 +199,7 @@ def _changes(
         """What speaks for these levels together: [point, gap, gap]."""
         return _later(fall * levels, rise.transpose(0, 2, 1))
 
-    good, bad = (held(1.0 * (each == LEVELS)) for each in (0, 1))
+    good, bad = (held(1.0 * np.equal(LEVELS, each)) for each in (0, 1))
     not_good, not_bad = (held(each / each.sum()) for each in (NOT_GOOD, NOT_BAD))
 
     single = prior[0] * (first * last).sum(axis=0)

@@ -57,6 +57,8 @@ def test_the_commit_is_found_and_what_is_left_tells_it(repository: Path, tmp_pat
     page = bisection_tables.write(folder, found, {})
     assert page.read_text().count("<svg") == 2
     assert '<header class="bad">' in page.read_text()
+    unseen = msgspec.structs.replace(found, verdict="undecided")
+    assert "came and went among the commits that were not" in bisection_tables.page(unseen).lines[-1]
     text = (folder / "bisect.md").read_text()
     assert text.startswith(f"**{found.culprit[:10]} “commit-11” made it slower: decode_step_ms +")
     with pytest.raises(StoreError, match="is a bisection: bench bisect"):
@@ -177,6 +179,7 @@ def test_beside_a_skipped_commit_it_says_between_which_it_can_not_tell(
     assert change.posterior > 0.95
     page = bisection_tables.page(found)
     assert "one of the 2 commits from" in page.conclusion
+    assert "Commits that were skipped stand beside it" in page.lines[-1]
     named = {row[0] for row in page.tables[0].rows}
     assert {each.commit[:10] for each in found.commits if each.posterior > 0.02} <= named
 
@@ -217,6 +220,7 @@ def test_time_that_is_up_leaves_it_undecided_and_more_goes_on(repository: Path, 
     folder, stored = simulated.begin()
     found = simulated.measure(folder, stored, minutes=1.4)  # good and bad's trials, and two more
     assert found.verdict == "undecided"
+    assert bisection_tables.page(found).lines[-1] == "--resume goes on where it ended."
     assert "time is up: a trial takes 21 s, and 82 s are gone" in simulated.said
     assert any("more than --max-minutes 1.4" in line for line in simulated.said)
     kept = finished_blocks(folder)
