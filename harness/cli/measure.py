@@ -64,7 +64,7 @@ def run(
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
-    """Compare a before with an after, in trials of fresh boots; or measure one arm alone."""
+    """Compare a before with an after, both in fresh processes in each trial; or measure one arm alone."""
     _measure(request, out, resume, trust, source_of(ray, nodes_at_once, trust), format, whole)
 
 

@@ -32,6 +32,9 @@ FIELDS = {  # of a design, as its options are called
 WORDS = (
     (re.compile(r"--max-blocks\b"), "--max-trials"),
     (re.compile(r"--segments\b"), "--interleaved-rounds"),
+    (re.compile(r"--plant(?!-)"), "--inject-delay"),
+    (re.compile(r"--plant-at\b"), "--inject-at"),
+    (re.compile(r"\ba planted delay\b"), "an injected delay"),
     (re.compile(r"\bsegments in turns\b"), "interleaved rounds"),
     (re.compile(r"\bslices and rounds disagree\b"), "turns and rounds disagree"),
     (re.compile(r"\bwhile it was parked\b"), "while it waited for its turn"),

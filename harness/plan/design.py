@@ -117,16 +117,16 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     rounds: Annotated[
         int,
         Meta(
-            description="Measured rounds of a trial (1 to 3, as 90 s allow; timed 1; without turns 10, 4, 2 "
-            "on cuda)."
+            description="Rounds of the workload in a trial (1 to 3, as many as fit into 90 s; 1 with "
+            "--max-minutes; more without interleaved ones)."
         ),
     ] = 2
     warmup_rounds: Annotated[int, Meta(description="Rounds of a trial thrown away, first (1).")] = 1
     segments: Annotated[
         int,
         Meta(
-            description="Rounds of a trial in which the arms alternate every few steps (3 to 16, paced 5, as "
-            "90 s allow; gate 8, timed 3).",
+            description="Rounds of a trial in which the arms alternate every few steps (3 to 16, as many as "
+            "fit into 90 s; 3 or 8 with --max-minutes; of a gate 8; 0: none).",
             extra={"flag": "--interleaved-rounds"},
         ),
     ] = 0

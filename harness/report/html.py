@@ -179,7 +179,7 @@ def _tone(comparison: Comparison) -> str:
 
 def _leading(run: Run, comparison: Comparison) -> list[Picture]:
     """What belongs on the first screen, below the verdict: the pairs, and the step before and after."""
-    pairs: dict[str, Draw] = {"Trial by trial": partial(figures.block_changes, run, None)}
+    pairs: dict[str, Draw] = {"Trial by trial": partial(figures.trial_changes, run, None)}
     where = "" if comparison.sliced is None else ", in rounds"
     step: dict[str, Draw] = {f"Host phases{where}": partial(figures.phases, run)}
     chosen = step if comparison.after is None else {**pairs, **step}

@@ -47,7 +47,7 @@ def keep(run: Path, tables: Collection[str] = ()) -> None:
     left_out = [name for name in TABLES if name in (*stored.manifest.left_out, *gone)]
     if left_out:
         _write_on_one_line(run / SUMMARY_FILE, to_plain(result))
-        write_values(run, stored.values)
+        write_values(run, stored.values.rename(columns={"trial": "block"}))
         manifest = msgspec.structs.replace(stored.manifest, left_out=left_out)
         _write_on_one_line(run / "manifest.json", manifest)
     for number in finished_blocks(run):

@@ -12,7 +12,7 @@ function raises BadSetting, one line, where it gets something else, or the run h
 
 from __future__ import annotations
 
-from overlap_bench.harness.report.figures.changes import block_changes, changes, funnel
+from overlap_bench.harness.report.figures.changes import changes, funnel, trial_changes
 from overlap_bench.harness.report.figures.delays import sensitivity
 from overlap_bench.harness.report.figures.effects import effects
 from overlap_bench.harness.report.figures.sweeps import against, frontier, gains
@@ -20,7 +20,6 @@ from overlap_bench.harness.report.figures.times import itl_over_time, latency_cd
 
 __all__ = [
     "against",
-    "block_changes",
     "changes",
     "effects",
     "frontier",
@@ -30,4 +29,6 @@ __all__ = [
     "latency_cdfs",
     "phases",
     "sensitivity",
+    "trial_changes",
 ]
+block_changes = trial_changes  # as it was called

@@ -12,6 +12,7 @@ from overlap_bench.engines import api
 from overlap_bench.harness.analysis import words
 from overlap_bench.harness.analysis.frames import Run
 from overlap_bench.harness.analysis.result import Comparison, MetricRow
+from overlap_bench.harness.common.names import of_today
 from overlap_bench.harness.report import tables
 from overlap_bench.harness.report.figures import style
 from overlap_bench.harness.report.figures.given import comparison_of
@@ -89,12 +90,12 @@ def _kind(comparison: Comparison, name: str) -> str:
     return "declared secondary" if judged else "descriptive, no verdict"
 
 
-def block_changes(run: Run, metric: str | None = None, width: float = style.WIDTH) -> Figure:
+def trial_changes(run: Run, metric: str | None = None, width: float = style.WIDTH) -> Figure:
     """The change in each trial (one point: a fresh boot of each arm), its mean and interval from the result,
     and the margin, so that the noise is seen under the mean. `metric` None: the primary. In percent, or in
     the unit of a metric that can be zero."""
     found = comparison_of(run)
-    name = metric or found.primary
+    name = of_today(metric or found.primary)
     row: MetricRow = api.pick(name, found.metrics, "metric of this run")
     if found.after is None:
         raise api.BadSetting(f"{run.folder} has one arm, so no trial has a change")
@@ -197,7 +198,9 @@ def _point(comparison: Comparison, metric: str | None) -> tuple[float, float, in
             f"{words.confidence(comparison.confidence)}%: a funnel takes runs of a fixed number of trials, "
             "as bench aa --trials 8 makes"
         )
-    row: MetricRow = api.pick(metric or comparison.primary, comparison.metrics, "metric of this run")
+    row: MetricRow = api.pick(
+        of_today(metric or comparison.primary), comparison.metrics, "metric of this run"
+    )
     if row.change is None or row.ci_low is None or row.ci_high is None:
         return None
     low, high = np.log1p(row.ci_low), np.log1p(row.ci_high)

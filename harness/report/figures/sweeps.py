@@ -13,6 +13,7 @@ from overlap_bench.engines import api
 from overlap_bench.harness.analysis import words
 from overlap_bench.harness.analysis.result import PointResult, SweepResult
 from overlap_bench.harness.analysis.sweep import Sweep
+from overlap_bench.harness.common.names import of_today
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.settings import spelled
 from overlap_bench.harness.report.figures import style
@@ -77,6 +78,7 @@ def against(
     """A metric along the axis of a sweep, before and after; a panel for each setting of the other axes. From
     zero, so that a height is a level; the sweep's axis is logarithmic where it is stretched, and says so."""
     chosen, found = series(sweep, axis)
+    metric = of_today(metric)
     unit = _unit(metric)
     with style.drawing():
         made, panels = _panels(found, width)
@@ -138,7 +140,7 @@ def gains(
     chosen, found = series(sweep, axis)
     result = sweep.result
     first = result.comparisons[0]
-    name = metric or first.primary
+    name = of_today(metric or first.primary)
     api.pick(name, first.metrics, "metric of this sweep")
     if all(name not in each.metrics or each.metrics[name].change is None for each in result.comparisons):
         raise api.BadSetting(f"{result.run} has no change of {name} in percent to draw")

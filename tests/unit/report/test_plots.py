@@ -39,7 +39,7 @@ from tests.support.places import REFERENCE
 
 FIGURES: dict[str, Callable[[Run, float], Figure]] = {
     "changes": figures.changes,
-    "block_changes": lambda run, width: figures.block_changes(run, width=width),
+    "trial_changes": lambda run, width: figures.trial_changes(run, width=width),
     "latency_cdfs": figures.latency_cdfs,
     "itl_over_time": figures.itl_over_time,
     "phases": figures.phases,
@@ -110,12 +110,12 @@ def test_intervals_are_those_of_the_result(real: Run) -> None:
 
 def test_the_mean_of_the_blocks_is_the_change(real: Run) -> None:
     (found,) = real.result.comparisons
-    axes = figures.block_changes(real).axes[0]
+    axes = figures.trial_changes(real).axes[0]
     points = [value for line in axes.lines if line.get_marker() in "^v" for value in line.get_ydata()]
     assert len(points) == 6
     mean = np.expm1(np.mean(np.log1p(np.array(points) / 100)))
     assert mean == pytest.approx(found.metrics["tpot_ms_p50"].change)
-    in_unit = figures.block_changes(real, "exposed_host_us")
+    in_unit = figures.trial_changes(real, "exposed_host_us")
     assert in_unit.axes[0].get_ylabel() == "change (us)"
 
 
@@ -127,10 +127,10 @@ def test_what_a_run_has_not_got_is_one_line(real: Run, tmp_path: Path) -> None:
     )
     for draw, reason in (
         (lambda: figures.changes(alone), "it has one arm"),
-        (lambda: figures.block_changes(alone), "one arm, so no trial has a change"),
+        (lambda: figures.trial_changes(alone), "one arm, so no trial has a change"),
         (lambda: figures.phases(found_by(unrecorded)), "has no step records, so no phases"),
         (
-            lambda: figures.block_changes(real, "tpot_ms_p5"),
+            lambda: figures.trial_changes(real, "tpot_ms_p5"),
             "unknown metric of this run 'tpot_ms_p5'; did you mean tpot_ms_p",
         ),
     ):

@@ -384,7 +384,7 @@ def test_every_column_that_a_run_writes_is_read_back(tmp_path: Path, name: str) 
         {
             column + ("x" if column[-1] in "._" else ""): [values[documented.dtype]]
             for column, documented in frames.COLUMNS[name].items()
-            if column != "block"
+            if column != "trial"
         }
     )
     whole = pd.DataFrame({each: [0] for each in (*COLUMNS[name], "arm", "round") if each not in table})
