@@ -53,10 +53,11 @@ def put_decode_path() -> None:
 
 
 def shown(scheduler: Any) -> str:
-    """With other kinds of blocks vLLM's own is asked each time, whatever was put in its place."""
+    """With other kinds of blocks, or drafts, vLLM's own is asked each time, whatever was put in its place."""
     manager = scheduler.kv_cache_manager
     takes = type(manager).allocate_slots.__module__ == __name__ and block_size(manager)
-    return "decode-path" if takes else INSTALLED
+    drafts = scheduler.vllm_config.speculative_config is not None
+    return "decode-path" if takes and not drafts else INSTALLED
 
 
 CHANGE = Change(

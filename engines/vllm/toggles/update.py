@@ -109,12 +109,13 @@ def put_decode_path() -> None:
 
 
 def shown(scheduler: Any) -> str:
-    """With log probabilities no step is plain, and vLLM's own does it all."""
+    """With log probabilities or drafts no step is plain, and vLLM's own does it all."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     asked = next(iter(scheduler.requests.values())).sampling_params
     takes = Scheduler.update_from_output.__module__ == __name__ and asked.logprobs is None
-    return "decode-path" if takes else INSTALLED
+    drafts = scheduler.vllm_config.speculative_config is not None
+    return "decode-path" if takes and not drafts else INSTALLED
 
 
 CHANGE = Change(

@@ -120,11 +120,15 @@ def test_a_side_that_is_not_in_force_ends_the_engine(vllm: None, monkeypatch: py
         kv_cache_manager=SimpleNamespace(block_pool=SimpleNamespace(cached_block_hash_to_block=Nested())),
         cache_config=SimpleNamespace(prefix_caching_hash_algo="sha256"),
     )
+    scheduler.vllm_config = SimpleNamespace(speculative_config=None, use_v2_model_runner=False)
     toggles.check_in_force({"block_map": "nested", "block_hash": "sha256"}, scheduler)
+    toggles.check_in_force({"spec": "off", "runner": "v1"}, scheduler)
     for settings, found in (
         ({"block_map": INSTALLED}, "runs with nested"),
         ({"block_hash": "xxhash"}, "runs with sha256"),
         ({"heap": "frozen"}, "runs with collected"),
+        ({"spec": "ngram"}, "runs with off"),
+        ({"runner": "v2"}, "runs with v1"),
     ):
         with pytest.raises(EngineError, match=found):
             toggles.check_in_force(settings, scheduler)
