@@ -217,7 +217,7 @@ def to_html(found: Bisected) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template("page.html.jinja").render(
-        run=found.run,
+        title=found.run,
         page=page(found),
         tone="good" if is_gain else TONES[found.verdict],
         caption=CAPTION,
