@@ -59,7 +59,7 @@ def test_a_share_is_of_a_mean_over_the_same_steps(name: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("trials = 6", "blockz = 6", "unknown key 'blockz'; did you mean trials?"),
+        ("trials = 6", "trialz = 6", "unknown key 'trialz'; did you mean trials?"),
         ("question =", "qestion =", "unknown key 'qestion'; did you mean question?"),
         ('arm = "no-wait"', 'arm = "no-wayt"', "unknown arm of load 'no-wayt'; did you mean no-wait?"),
         ('"copy-done:before"', '"copy-dun:before"', "unknown variant 'copy-dun'; did you mean copy-done?"),
@@ -162,7 +162,9 @@ def test_segments_of_an_engine_that_takes_no_turns_are_refused(tmp_path: Path) -
     path.write_text(
         text.replace("[boots.load.arms]", '[boots.load.arms]\nother = { engine = "transformers" }', 1)
     )
-    with pytest.raises(api.BadSetting, match="load has segments, and other's engine takes no turns"):
+    with pytest.raises(
+        api.BadSetting, match="load has interleaved_rounds, and other's engine takes no turns"
+    ):
         experiment.plan(str(path), Adjusted(device="emulated"))
 
 
@@ -197,7 +199,7 @@ def test_blocks_and_rounds_that_were_asked_for_are_said(kind: str) -> None:
     assert "rounds 10 →" not in "".join(adjusted.scaling())
     plain = experiment.plan("sglang-launch-done", Adjusted(device=kind))
     (line,) = plain.extents()
-    assert line == f"ways: {files.replace(' of ', ' blocks of ')} rounds; 3 interleaved rounds"
+    assert line == f"ways: {files.replace(' of ', ' trials of ')} rounds; 3 interleaved rounds"
     assert ("rounds 10 → 2" in "".join(plain.scaling())) is (kind == "emulated")
 
 
