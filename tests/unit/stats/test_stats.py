@@ -69,7 +69,7 @@ def test_one_block_has_numbers_and_nothing_else() -> None:
     ("before", "after"), [([], []), ([1.0], [1.0, 2.0]), ([0.0], [1.0]), ([1.0], [-1.0]), ([1.0], [math.nan])]
 )
 def test_impossible_blocks_are_refused(before: list[float], after: list[float]) -> None:
-    with pytest.raises(ValueError, match=r"block|ratio"):
+    with pytest.raises(ValueError, match=r"trial|ratio"):
         paired.effect(before, after)
 
 
