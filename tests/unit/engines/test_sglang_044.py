@@ -103,7 +103,7 @@ def make_card(pace: str) -> Card:
 
 
 def test_who_launches_and_reads_a_value_back_waits_for_all_that_was_launched() -> None:
-    card = make_card("20ms")
+    card = make_card("200ms")  # long enough for a thread to come and go on a busy machine
     read = _blocking(card, torch.Tensor.item)
     card.begin("decode")
     card.program.sizes = [Size("decode", 1, 1, 8)]
