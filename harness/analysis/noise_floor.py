@@ -21,6 +21,7 @@ from overlap_bench.harness.analysis.outputs import NONE_COMPARED
 from overlap_bench.harness.analysis.result import Comparison, Outputs, Result, Severity, Warning, ranked
 from overlap_bench.harness.common import differences as differences_
 from overlap_bench.harness.common.machine import Machine
+from overlap_bench.harness.common.names import of_today
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.stats import paired, planning, verdicts
@@ -160,7 +161,7 @@ def read(folder: Path) -> tuple[list[Floor], list[str]]:
     floors, remarks = list[Floor](), list[str]()
     for path in sorted(folder.glob("*.json")):
         try:
-            floor = msgspec.json.decode(path.read_bytes(), type=Floor)
+            floor = msgspec.json.decode(of_today(path.read_text("utf-8")), type=Floor)
             if not is_moment(floor.created):
                 raise ValueError(f"it was created '{floor.created}'")
             floors.append(floor)
