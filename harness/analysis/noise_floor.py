@@ -21,7 +21,7 @@ from overlap_bench.harness.analysis.outputs import NONE_COMPARED
 from overlap_bench.harness.analysis.result import Comparison, Outputs, Result, Severity, Warning, ranked
 from overlap_bench.harness.common import differences as differences_
 from overlap_bench.harness.common.machine import Machine
-from overlap_bench.harness.common.names import of_today
+from overlap_bench.harness.common.names import FIELDS, of_today
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.stats import paired, planning, verdicts
@@ -238,7 +238,7 @@ def _differences(floor: Circumstances, wanted: Circumstances) -> dict[str, str]:
     """What differs, by name, the weightiest first."""
     old, new = msgspec.to_builtins(floor), msgspec.to_builtins(wanted)
     alike = {name for name in SIZES if max(old[name], new[name]) <= ALIKE * min(old[name], new[name])}
-    found = {name: differences_.difference(old[name], new[name], name) for name in WEIGHED}
+    found = {name: differences_.difference(old[name], new[name], FIELDS.get(name, name)) for name in WEIGHED}
     return {name: said for name, said in found.items() if said and name not in alike}
 
 

@@ -15,6 +15,7 @@ import pytest
 import overlap_bench
 from overlap_bench.harness.analysis import frames
 from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.common import names
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.store.files import StoreError
 from tests.support.in_process import bench
@@ -95,7 +96,7 @@ def test_a_run_whose_choices_are_no_more_is_not_measured_again(
 
 
 def test_the_result_is_what_the_run_printed(whole: frames.Run) -> None:
-    summary = json.loads((whole.folder / "summary.json").read_text())
+    summary = json.loads(names.of_today((whole.folder / "summary.json").read_text()))
     found = to_plain(whole.result)
     assert found["run"] == summary["run"]
 

@@ -116,7 +116,7 @@ def warnings(folder: Path, plan: Manifest, **more: Any) -> str:
             ),
             "workload.max_new_tokens was 128, is 9",
         ),
-        (redesigned(later(), blocks=3), "blocks was 6, is 3"),
+        (redesigned(later(), blocks=3), "trials was 6, is 3"),
         (redesigned(later(), rounds=5), "rounds was 2, is 5"),
     ],
 )

@@ -397,5 +397,5 @@ def test_a_run_that_its_first_boots_sized_is_gone_on_with_as_it_was_asked_for() 
     sized = msgspec.structs.replace(asked, segments=7, rounds=1, aim_s=None)
     check_resume(changed(design=sized), changed(design=asked))
     check_resume(changed(design=sized), changed(design=sized))
-    with pytest.raises(StoreError, match="segments"):
+    with pytest.raises(StoreError, match="interleaved_rounds"):
         check_resume(changed(design=sized), changed(design=msgspec.structs.replace(asked, aim_s=None)))
