@@ -274,7 +274,7 @@ def test_every_named_variant_makes_a_design(name: str) -> None:
         assert {option: getattr(arm.options, option) for option in own} == own
     assert dict(before.toggles) == each.before  # with its base, a variant has full settings
     assert dict(after.toggles) == each.after
-    devices = {"vllm": {"cuda", "cpu"}, "sglang": {"paced"}, "sglang-0.4": {"paced"}}
+    devices = {"vllm": {"cuda"}, "sglang": {"paced"}, "sglang-0.4": {"paced"}}
     assert devices.get(each.engine, {"cuda", "emulated"}) <= set(each.expect)
     check_metrics(found)
 
