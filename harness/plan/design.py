@@ -92,7 +92,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     blocks: Annotated[
         int,
         Meta(
-            description="Trials, each a fresh process of every arm (6; of a gate 3 to 6).",
+            description="Trials, fresh processes of each arm (6; of a gate 3 to 6).",
             extra={"first": True, "flag": "--trials"},
         ),
     ] = 6

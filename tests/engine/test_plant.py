@@ -126,7 +126,7 @@ BARE = api.EngineSpec(name="bare", summary="", toggles=(), build="x:y")
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ({"engine": "bare", "plant": 0.03}, "engine bare has no hook for a delay planted at the device"),
+        ({"engine": "bare", "plant": 0.03}, "engine bare can delay no step at the device"),
         ({"engine": "overlap", "plant": 0.03, "plant_at": "hots"}, "did you mean host?"),
         ({"engine": "overlap", "plant_at": "host"}, "only with --inject-delay"),
         ({"engine": "overlap", "both": ["plant_ns=5"]}, "unknown setting 'plant_ns'"),
@@ -233,7 +233,7 @@ def test_a_delay_is_a_share_of_the_step_that_is_compared(primary: str, share: fl
 def test_what_became_of_a_delay_is_said() -> None:
     comparison = found(0.02, 0.04, "slower", after=planted_at("device"))
     assert tables.planted(comparison) == (
-        "Planted at the device: +3.0% of a step; x changed by +2.9% [+2.0%, +4.0%], slower, and the interval "
+        "Injected delay at the device: +3.0% of a step; x changed by +2.9% [+2.0%, +4.0%], slower, and the interval "
         "holds +3.0%: seen."
     )
     comparison = found(-0.02, 0.04, "undecided", after=planted_at("device"))
@@ -244,7 +244,7 @@ def test_a_delay_that_nobody_counted_is_told() -> None:
     """An older engine, as of another ref, may not know the hook."""
     comparison = found(0.02, 0.04, "slower", mechanism={}, after=planted_at("host"))
     assert tables.planted(comparison) == (
-        "Planted at the host: the engine counted no delay, so none can be seen."
+        "Injected delay at the host: the engine counted none, so none can be seen."
     )
 
 

@@ -25,7 +25,7 @@ TAKEN: Taken = (
     ("vllm.v1.attention.backends.flash_attn", "FlashAttentionMetadataBuilder", ("_get_scheduler_metadata",)),
     (RUNNER, "init_kv_cache", ()),
     ("vllm.v1.worker.gpu.cudagraph_utils", "ModelCudaGraphManager", ("run_fullgraph", "capture")),
-    # worker.py
+    # card.py, worker.py
     ("vllm.v1.worker.gpu_worker", "Worker", ("init_device", "determine_available_memory")),
     ("vllm.v1.worker.gpu_worker", "init_worker_distributed_environment", ("local_rank", "backend")),
     ("vllm.v1.worker.worker_base", "CompilationTimes", ("language_model", "encoder")),

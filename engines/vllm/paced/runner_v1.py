@@ -14,7 +14,7 @@ import torch
 from overlap_bench.engines.paced.device import sizes_of
 from overlap_bench.engines.paced.tokens import draw
 from overlap_bench.engines.vllm.paced import fits
-from overlap_bench.engines.vllm.paced.worker import answers_of, device, kind_of, model_of, seed_for
+from overlap_bench.engines.vllm.paced.card import answers_of, device, kind_of, model_of, seed_for
 
 fits.check(fits.OF_V1)  # before a name that is missing ends an import
 
