@@ -16,7 +16,7 @@ from overlap_bench.harness.analysis.result import Comparison, Outputs, Severity,
 from overlap_bench.harness.analysis.values import scale_of, series
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values, values_between
-from overlap_bench.harness.metrics.steps import decode_step_ms_mean
+from overlap_bench.harness.metrics.steps import round_step_ms_mean
 from overlap_bench.harness.plan.experiment_file import (
     DECODE_STEP,
     SUBMIT_WALL,
@@ -205,7 +205,7 @@ def _besides(block: Block, arm: str) -> dict[str, float]:
     walls = by_round["submitted_ns"].max() - by_round["sent_ns"].min()
     found = {SUBMIT_WALL: float(walls.mean()) / definitions.NS_PER_S}
     if len(steps):
-        found[DECODE_STEP] = decode_step_ms_mean(steps)
+        found[DECODE_STEP] = round_step_ms_mean(steps)
     for column in rounds.columns:
         if column.startswith(COUNTER) and rounds[column].notna().any():
             scale = definitions.NS_PER_US if column.endswith("_ns") else 1

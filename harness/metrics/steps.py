@@ -68,7 +68,7 @@ def step_ms(intervals: pd.DataFrame) -> float:
     return float(intervals["interval_ns"].median()) / NS_PER_MS
 
 
-def decode_step_ms_mean(steps: pd.DataFrame) -> float:
+def round_step_ms_mean(steps: pd.DataFrame) -> float:
     """Mean over all decode steps of the time from the end of the step before it, of whatever kind, to its own
     end, both on the device, ms.
 

@@ -35,7 +35,7 @@ OF_TURNS = (
     definitions.DRAINED,
     *definitions.PHASES_IN_TURNS,
 )
-DECODE_STEP = "decode_step_ms_mean"  # metrics.steps.decode_step_ms_mean: the whole that phases are shares of
+DECODE_STEP = "round_step_ms_mean"  # metrics.steps.round_step_ms_mean: the whole that phases are shares of
 EXTRA = {SUBMIT_WALL: "s", DECODE_STEP: "ms"}
 
 Values = dict[str, str | int | float | bool | None]

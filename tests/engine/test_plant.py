@@ -233,8 +233,8 @@ def test_a_delay_is_a_share_of_the_step_that_is_compared(primary: str, share: fl
 def test_what_became_of_a_delay_is_said() -> None:
     comparison = found(0.02, 0.04, "slower", after=planted_at("device"))
     assert tables.planted(comparison) == (
-        "Injected delay at the device: +3.0% of a step; x changed by +2.9% [+2.0%, +4.0%], slower, and the interval "
-        "holds +3.0%: seen."
+        "Injected delay at the device: +3.0% of a step; x changed by +2.9% [+2.0%, +4.0%], slower, and the "
+        "interval holds +3.0%: seen."
     )
     comparison = found(-0.02, 0.04, "undecided", after=planted_at("device"))
     assert (tables.planted(comparison) or "").endswith("undecided, and the interval holds +3.0%: not seen.")

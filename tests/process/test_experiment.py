@@ -34,12 +34,13 @@ from overlap_bench.harness.analysis.experiment_result import (
 )
 from overlap_bench.harness.analysis.result import to_plain
 from overlap_bench.harness.analysis.values import block_values
+from overlap_bench.harness.common import names
 from overlap_bench.harness.plan.experiment_file import Claim, Column, Experiment, Plan, Row
 from overlap_bench.harness.plan.orders import orders
 from overlap_bench.harness.report import experiment_tables
 from overlap_bench.harness.stats import planning
 from overlap_bench.harness.store.block import Block
-from overlap_bench.harness.store.files import read_summary
+from overlap_bench.harness.store.files import SCHEMA_VERSION, read_summary
 from overlap_bench.harness.store.manifest import read_manifest
 from overlap_bench.harness.studies import experiment
 from tests.support.bench_command import last_line, only_run, start
@@ -249,7 +250,7 @@ def test_a_position_effect_is_told_of_every_claim() -> None:
 
 
 def test_a_share_of_few_blocks_is_said_to_be_one() -> None:
-    share = {"before": "", "share": "phase_output_us", "of": "decode_step_ms_mean"}
+    share = {"before": "", "share": "phase_output_us", "of": "round_step_ms_mean"}
     few = "too few trials: 4; the interval is wide, and --trials 6 gives a narrower one"
     assert few in warned(found_by([share], {"w": blocks(0.9, 4)}))
     assert few not in warned(found_by([share], {"w": blocks(0.9, 6)}))
@@ -290,7 +291,7 @@ def test_cells_from_stored_blocks() -> None:
     change = number(of(Column(title="", change="tpot_ms_p50"), before="before", arm="after"))
     assert (type(change), change.unit) == (Change, "")  # a ratio, whatever the levels are in
     assert change.low < change.value < change.high < 0
-    share = of(Column(title="", share="phase_output_us", of="decode_step_ms_mean", arm="before"))
+    share = of(Column(title="", share="phase_output_us", of="round_step_ms_mean", arm="before"))
     assert number(share).value == pytest.approx(1 / 4000, rel=0.01)  # 1 us of a step of 4 ms
     copies = of(Column(title="", value="copies", arm="before"))
     assert number(copies).value == pytest.approx(7)
@@ -331,7 +332,9 @@ def test_a_change_is_that_of_the_levels_beside_it(metric: str) -> None:
 
 @pytest.mark.parametrize("folder", STORED, ids=lambda folder: folder.name)
 def test_a_stored_result_is_shown_as_it_was_kept(folder: Path) -> None:
-    assert to_plain(experiment.show(folder).result) == read_summary(folder)
+    kept = json.loads(names.sentence_of_today(json.dumps(read_summary(folder), ensure_ascii=False)))
+    shown = to_plain(experiment.show(folder).result)
+    assert shown == {**kept, "schema_version": SCHEMA_VERSION}
 
 
 def test_csv_has_every_number_unrounded() -> None:

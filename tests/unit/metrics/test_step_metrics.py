@@ -15,8 +15,8 @@ from overlap_bench.engines import api
 from overlap_bench.harness.metrics import boot, definitions
 from overlap_bench.harness.metrics.steps import (
     decode_intervals,
-    decode_step_ms_mean,
     device_busy,
+    round_step_ms_mean,
     steps_matched,
 )
 from overlap_bench.harness.run import records
@@ -81,7 +81,7 @@ def test_step_metrics_by_hand() -> None:
     # Pairs of decode steps: 1-2 (10 ms, all execution) and 4-5 (16 ms, 13 of them execution).
     assert values["step_ms"] == pytest.approx(13)
     # Every decode step, behind whatever: 1, 2, 4 and 5 took 10, 10, 14 and 16 ms.
-    assert decode_step_ms_mean(steps) == pytest.approx(12.5)
+    assert round_step_ms_mean(steps) == pytest.approx(12.5)
     assert values["exposed_host_us"] == pytest.approx(1500)
     # From 20 (step 1 starts) to 90 (step 5 ends), idle 40-50, 74-76, 80-81.
     assert values["device_busy"] == pytest.approx((70 - 13) / 70)
@@ -234,6 +234,6 @@ def test_a_step_that_gives_each_request_several_tokens_counts_as_that_many() -> 
     found = decode_intervals(counted)
     assert list(found["interval_ns"]) == [100 * MS / 6, 90 * MS / 8]
     assert list(found["device_ns"]) == [90 * MS / 6, 80 * MS / 8]
-    assert decode_step_ms_mean(counted) == pytest.approx((90 + 100 + 90) / (8 + 6 + 8))
+    assert round_step_ms_mean(counted) == pytest.approx((90 + 100 + 90) / (8 + 6 + 8))
     values = boot.of_boot(pd.DataFrame([request()]), counted, rounds((0, 300)), device)
     assert values["phase_schedule_us"] == pytest.approx(24_000 / (8 + 6 + 8))
