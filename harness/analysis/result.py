@@ -13,6 +13,7 @@ from overlap_bench.harness.common.names import sentence_of_today
 from overlap_bench.harness.plan.design import Factor, LeftOut, Ref
 from overlap_bench.harness.plan.patch import Patch
 from overlap_bench.harness.store.changed import ChangedCode, Overlaid
+from overlap_bench.harness.store.files import SCHEMA_VERSION
 
 Found = TypeVar("Found", bound=msgspec.Struct)
 GateVerdict = Literal["pass", "fail", "undecided"]
@@ -473,6 +474,10 @@ def _as_struct(name: str, value: Any) -> Any:
             return {TAG: tag, **_with_structs(value)}
         case ("unit", "block"):
             return "trial"
+        case ("schema_version", 1):  # whose names are today's from here on
+            return SCHEMA_VERSION
+        case "notes", list() if all(isinstance(each, str) for each in value):
+            return list(map(sentence_of_today, value))
         case (("faults" | "doubts" | "extents"), list()) if all(isinstance(each, str) for each in value):
             return list(map(sentence_of_today, value))
         case (("conclusion" | "headline" | "stopped_because" | "remark" | "none"), str()):

@@ -303,16 +303,17 @@ def test_the_whole_job_on_the_example(
     quick = (
         "--engine paced --no-pretok --num-requests 4 --max-new-tokens 8 --interval-ms 1 --trials 3 --rounds 1"
     )
-    job = runner("schedule", gate=f"{quick} --interleaved-rounds 0", base="release", minutes="3")
+    job = runner("schedule", gate=f"{quick} --interleaved-rounds 3", base="release", minutes="3")
     job.inputs = {**job.inputs, "python": sys.executable}
     path = f"{values['PYTHONPATH']}{os.pathsep}{repository}"
     job.environment = {**values, **job.environment, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
     assert job.run("Name what").returncode == 0
     done = job.run("Gate")
-    assert job.outputs["gate"] == {"verdict": "fail"}, done.stdout + done.stderr
-    # Which metric it is that this machine can gate best is the machine's.
-    recommended, _, rest = job.summary.partition("**Gate: FAIL. paced: ")
-    assert " regressed by more than " in rest
+    # Which metric it is that this machine can gate best is the machine's, and one that others keep busy may
+    # say nothing: what a gate decides is another test's.
+    assert job.outputs["gate"]["verdict"] in ("fail", "undecided"), done.stdout + done.stderr
+    recommended, _, rest = job.summary.partition("**Gate: ")
+    assert rest.startswith(job.outputs["gate"]["verdict"].upper())
     assert "On this machine: --metric " in recommended or "No limit that was tried" in recommended
     assert "1 gate against " in rest
     (line,) = (repository / "bench-gate" / "history.jsonl").read_text().splitlines()
