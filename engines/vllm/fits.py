@@ -68,7 +68,7 @@ def other(like: Mapping[str, str]) -> list[str]:
 
 
 def _digest(module: str, name: str) -> str:
-    """Of a function's lines, without how far they are indented."""
+    """Digest of a function's lines, without how far they are indented; "" where it has none."""
     try:
         lines = inspect.getsource(_found(module, name)).splitlines()
     except (ImportError, AttributeError, TypeError, OSError):

@@ -31,6 +31,19 @@ def nvtx_ranges() -> Ranges | None:
     return open_ranges("engine", api.PHASES) if find_spec("nvtx") is not None else None
 
 
+def kind_of(output: Any) -> int:
+    """The kind of the step that a SchedulerOutput is. A request that comes back after a preemption is
+    computed anew, as a prompt is."""
+    cached = output.scheduled_cached_reqs
+    prefills = len(output.scheduled_new_reqs) + sum(
+        not tokens or name in cached.resumed_req_ids
+        for name, tokens in zip(cached.req_ids, cached.num_output_tokens, strict=True)
+    )
+    if not prefills:
+        return DECODE
+    return PREFILL if prefills == len(output.num_scheduled_tokens) else MIXED
+
+
 class Steps(steps.Steps):
     """The steps of a round of vLLM's."""
 
@@ -40,13 +53,7 @@ class Steps(steps.Steps):
         if not batch:  # nothing to run: what has finished is told to the workers
             self._made.append({})
             return
-        cached = output.scheduled_cached_reqs
-        prefills = len(output.scheduled_new_reqs) + sum(
-            not tokens or name in cached.resumed_req_ids
-            for name, tokens in zip(cached.req_ids, cached.num_output_tokens, strict=True)
-        )
-        kind = PREFILL if prefills == batch else MIXED if prefills else DECODE
-        self.add(kind, batch, output.total_num_scheduled_tokens, began_ns, ended_ns)
+        self.add(kind_of(output), batch, output.total_num_scheduled_tokens, began_ns, ended_ns)
 
     def verified(self, drafts: Mapping[str, Sequence[int]], output: Any) -> None:
         """A step had these drafts, by request, and gave each a token and those that are right: `output` is

@@ -202,7 +202,8 @@ def readme(found: Judgement) -> str:
 
 
 def entries(found: Judgement) -> Iterator[Entry]:
-    """Of each change its own phase at the largest batch, and the step run whole at BETWEEN or the largest."""
+    """Rows of the claims: each change's own phase at the largest batch, and the step run whole at BETWEEN or
+    the largest."""
     known = judgement.variants()
     for each in found.changes:
         own = [(phase_in_turns(each.phase), cell, cell.phase) for cell in each.of("off")]
@@ -228,7 +229,7 @@ def claims(found: Judgement, shipped: str) -> str:
     content = json.loads(shipped)
     others = [each for each in content["entries"] if each["found_in"] != PAGE]
     content["entries"] = [*others, *map(msgspec.to_builtins, entries(found))]
-    return json.dumps(content, indent=0) + "\n"
+    return json.dumps(content, indent=0, ensure_ascii=False) + "\n"
 
 
 def for_browsers(found: Judgement) -> str:

@@ -113,9 +113,8 @@ def test_logprobs_prefix_cache_chunks_and_preemption_are_vllms_own(said: Said) -
 def test_a_decode_step_is_one_replay_and_several_launches(said: Said) -> None:
     for name, each in said.items():
         decode = each["counts"]["decode"]
-        # Near the longest that a request may be, drafts are fewer than a graph has rows for. A preempted
-        # request that comes back is computed anew in pieces, and its step counts as a decode.
-        assert 0.9 < decode["replays"] <= (1.5 if "ngram_gpu" in name else 1.05)
+        # Near the longest that a request may be, drafts are fewer than a graph has rows for.
+        assert 0.9 < decode["replays"] <= (1.5 if "ngram_gpu" in name else 1)
         assert decode["launches"] > (3 if "v1" in name else 5)
         assert decode["operations"] > 5
         assert decode["copies"] >= 2

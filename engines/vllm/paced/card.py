@@ -110,11 +110,3 @@ def kernels_of(module: torch.nn.Module) -> int:
         return 0
     children = list(module.children())
     return sum(map(kernels_of, children)) if children else 1
-
-
-def kind_of(scheduler_output: Any) -> str:
-    new, cached = len(scheduler_output.scheduled_new_reqs), scheduler_output.scheduled_cached_reqs
-    parts = new + sum(not tokens for tokens in cached.num_output_tokens)
-    if not parts:
-        return "decode"
-    return "prefill" if parts == len(scheduler_output.num_scheduled_tokens) else "mixed"

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from overlap_bench.engines.api import STEP_KINDS
 from overlap_bench.engines.paced.device import sizes_of
 from overlap_bench.engines.paced.tokens import draw
 from overlap_bench.engines.vllm.paced import fits
-from overlap_bench.engines.vllm.paced.card import answers_of, device, kind_of, model_of, seed_for
+from overlap_bench.engines.vllm.paced.card import answers_of, device, model_of, seed_for
+from overlap_bench.engines.vllm.steps import kind_of
 
 fits.check(fits.OF_V1)  # before a name that is missing ends an import
 
@@ -65,7 +67,7 @@ class PacedRunnerV1(GPUModelRunner):  # type: ignore[misc]
             self._seeds[new.req_id] = seed_for(new)
         if not (scheduler_output.total_num_scheduled_tokens and device.serving):
             return super().execute_model(scheduler_output, *given, **named)
-        device.begin(kind_of(scheduler_output))
+        device.begin(STEP_KINDS[kind_of(scheduler_output)])
         with device.counting():
             return super().execute_model(scheduler_output, *given, **named)
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 # Before the runner is imported, which takes names from what this replaces.
-from overlap_bench.engines.vllm.paced.card import answers_of, device, kind_of, model_of, seed_for
+from overlap_bench.engines.vllm.paced.card import answers_of, device, model_of, seed_for
 
 # isort: split
 import numpy as np
@@ -20,9 +20,11 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 from vllm.v1.worker.workspace import init_workspace_manager
 
+from overlap_bench.engines.api import STEP_KINDS
 from overlap_bench.engines.paced.device import sizes_of
 from overlap_bench.engines.paced.tokens import RIGHT, draw, kept, rates_of
 from overlap_bench.engines.vllm.paced import STARTED
+from overlap_bench.engines.vllm.steps import kind_of
 
 CARD = 80 << 30  # bytes
 ACTIVATIONS = 4 << 30  # bytes that a forward pass and its graphs take
@@ -77,7 +79,7 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
     def execute_model(self, scheduler_output: Any, *given: Any, **named: Any) -> Any:
         if not (scheduler_output.total_num_scheduled_tokens and device.serving):
             return super().execute_model(scheduler_output, *given, **named)
-        device.begin(kind_of(scheduler_output))
+        device.begin(STEP_KINDS[kind_of(scheduler_output)])
         with device.counting():
             return super().execute_model(scheduler_output, *given, **named)
 
