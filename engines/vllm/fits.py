@@ -22,6 +22,12 @@ TAKEN: Taken = (  # by an arm, whatever it is set to
     ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler", ()),
     ("vllm.v1.core.sched.interface", "PauseState", ("PAUSED_ALL", "UNPAUSED")),
     (
+        "vllm.v1.core.sched.output",
+        "SchedulerOutput",
+        ("num_scheduled_tokens", "scheduled_spec_decode_tokens", "total_num_scheduled_tokens"),
+    ),
+    ("vllm.v1.core.sched.output", "CachedRequestData", ("num_output_tokens", "req_ids", "resumed_req_ids")),
+    (
         "vllm.v1.core.sched.scheduler",
         "Scheduler",
         ("add_request", "schedule", "set_pause_state", "update_from_output", "_preempt_request"),

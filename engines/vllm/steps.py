@@ -33,15 +33,20 @@ def nvtx_ranges() -> Ranges | None:
 
 def kind_of(output: Any) -> int:
     """The kind of the step that a SchedulerOutput is. A request that comes back after a preemption is
-    computed anew, as a prompt is."""
-    cached = output.scheduled_cached_reqs
+    computed anew, as a prompt is, and may be in several parts."""
+    cached, drafts = output.scheduled_cached_reqs, output.scheduled_spec_decode_tokens
+    tokens = output.num_scheduled_tokens
+    # Nearly all steps have a token of each, and its drafts: then there is no part to look for.
+    parts = output.total_num_scheduled_tokens > len(tokens) + sum(map(len, drafts.values()))
     prefills = len(output.scheduled_new_reqs) + sum(
-        not tokens or name in cached.resumed_req_ids
-        for name, tokens in zip(cached.req_ids, cached.num_output_tokens, strict=True)
+        not given
+        or name in cached.resumed_req_ids
+        or (parts and tokens[name] > 1 + len(drafts.get(name, ())))
+        for name, given in zip(cached.req_ids, cached.num_output_tokens, strict=True)
     )
     if not prefills:
         return DECODE
-    return PREFILL if prefills == len(output.num_scheduled_tokens) else MIXED
+    return PREFILL if prefills == len(tokens) else MIXED
 
 
 class Steps(steps.Steps):

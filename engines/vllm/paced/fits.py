@@ -60,7 +60,6 @@ TAKEN: Taken = (
         "NewRequestData",
         ("prompt_token_ids", "num_computed_tokens", "sampling_params"),
     ),
-    ("vllm.v1.core.sched.output", "CachedRequestData", ("num_output_tokens", "req_ids", "resumed_req_ids")),
 )
 V1 = "vllm.v1.worker.gpu_model_runner"
 OF_V1: Taken = (  # runner_v1.py

@@ -20,15 +20,21 @@ from overlap_bench.harness.run.records import beside_frame, broken, steps_frame
 
 
 def scheduled(
-    new: tuple[str, ...] = (), old: dict[str, int] | None = None, resumed: tuple[str, ...] = ()
+    new: tuple[str, ...] = (),
+    old: dict[str, int] | None = None,
+    resumed: tuple[str, ...] = (),
+    drafts: dict[str, list[int]] | None = None,
+    parts: dict[str, int] | None = None,
 ) -> Any:
-    """A step with these requests: `new` with prompts of 16 tokens, and `old` by their tokens so far."""
-    old = old or {}
-    tokens = dict.fromkeys(new, 16) | dict.fromkeys(old, 1)
+    """A step with these requests: `new` with prompts of 16 tokens, and `old` by their tokens so far; of
+    `parts` so many tokens are computed anew."""
+    old, drafts = old or {}, drafts or {}
+    tokens = dict.fromkeys(new, 16) | {name: 1 + len(drafts.get(name, ())) for name in old} | (parts or {})
     return SimpleNamespace(
         num_scheduled_tokens=tokens,
         total_num_scheduled_tokens=sum(tokens.values()),
         scheduled_new_reqs=list(new),
+        scheduled_spec_decode_tokens=drafts,
         scheduled_cached_reqs=SimpleNamespace(
             req_ids=list(old), num_output_tokens=list(old.values()), resumed_req_ids=set(resumed)
         ),
@@ -48,14 +54,16 @@ def test_a_step_is_a_prefill_a_decode_or_both() -> None:
         scheduled(new=("c",), old={"a": 2}),
         scheduled(old={"d": 0}),  # the second part of a long prompt
         scheduled(old={"a": 3, "b": 3}, resumed=("b",)),  # its KV is computed anew
+        scheduled(old={"a": 4, "b": 3}, parts={"b": 9}),  # and has a second part
+        scheduled(old={"a": 5, "b": 4}, drafts={"a": [7, 8]}),
     )
     for number, output in enumerate(outputs):
         steps.made(output, 10 * number, 10 * number + 1)
         steps.finished(0, 10 * number + 5, 10 * number + 6)
     frame = steps_frame(steps.record())
-    assert list(frame["kind"]) == ["prefill", "decode", "mixed", "prefill", "mixed"]
-    assert list(frame["batch"]) == [2, 2, 2, 1, 2]
-    assert list(frame["tokens"]) == [32, 2, 17, 1, 2]
+    assert list(frame["kind"]) == ["prefill", "decode", "mixed", "prefill", "mixed", "mixed", "decode"]
+    assert list(frame["batch"]) == [2, 2, 2, 1, 2, 2, 2]
+    assert list(frame["tokens"]) == [32, 2, 17, 1, 2, 10, 4]
 
 
 def test_a_paced_device_says_when_a_step_ran_and_what_the_host_did_for_it() -> None:
