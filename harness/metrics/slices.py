@@ -164,9 +164,9 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
     decode_step_ms_host         the first arm's, and what the arm's own exposed host time (interval - device)
                                 adds to it: trimmed mean over pairs, as a share of the first arm's interval
     decode_step_ms_device       the rest of the change: as shares of the first arm's step, both add up to it
-    decode_step_ms_mean         of the first arm, the plain mean of its slices' intervals; of another, that
+    decode_step_ms_untrimmed    of the first arm, the plain mean of its slices' intervals; of another, that
                                 times the ratio of both means over their pairs. A rare long step is in it
-    decode_step_ms_drained  see `drained`
+    decode_step_ms_drained      see `drained`
     decode_phase_..._us         a phase, us: as decode_step_ms, with its own time in place of the interval
     turns_undisturbed           the share of pairs in which nothing else used the cores. Where they are enough
                                 (`deciding`), all that is of pairs is of these
@@ -224,8 +224,9 @@ def parts_of_step(
     before: pd.DataFrame, after: pd.DataFrame, every: bool
 ) -> tuple[dict[str, float], dict[str, float]] | None:
     """Where a decode step goes in turns, ns: each of PARTS in both arms, means over the same pairs, so that
-    they add up to the step. Over every pair, as decode_step_ms_mean, or without TRIMMED of them at each end
-    of the change, much as decode_step_ms. None where too few pairs are left, or nothing is known of parts."""
+    they add up to the step. Over every pair, as decode_step_ms_untrimmed, or without TRIMMED of them at each
+    end of the change, much as decode_step_ms. None where too few pairs are left, or nothing is known of
+    parts."""
     whole = [decode_slices(each) for each in (before, after)]
     pairs = pair(*whole)
     if not kept(pairs, *whole) >= KEPT:

@@ -11,6 +11,7 @@ import pytest
 from overlap_bench.harness.analysis.result import Comparison, from_plain, to_plain
 from overlap_bench.harness.common import names
 from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.plan.experiment_file import EXTRA
 from overlap_bench.harness.store.files import SCHEMA_VERSION, read_json
 from overlap_bench.harness.store.trust import signature
 from tests.support import made_blocks
@@ -27,6 +28,13 @@ def test_each_metric_between_arms_has_an_older_name_that_is_read_as_its_own(name
     assert names.of_today(name) == name
 
 
+def test_no_name_means_two_things() -> None:
+    """Neither of today, nor one of before that is a metric of today: files with it would be read wrongly."""
+    assert not EXTRA.keys() & definitions.METRICS.keys()
+    assert not names.METRICS.keys() & {*EXTRA, *definitions.METRICS}
+    assert len({*names.METRICS.values()}) == len(names.METRICS)
+
+
 def test_no_other_metric_is_renamed() -> None:
     for name in definitions.METRICS.keys() - TODAY:
         assert names.of_today(name) == names.as_before(name) == name
@@ -35,7 +43,7 @@ def test_no_other_metric_is_renamed() -> None:
 @pytest.mark.parametrize(
     ("stored", "shown"),
     [
-        ("decided by step_ms_sliced_mean.", "decided by decode_step_ms_mean."),
+        ("decided by step_ms_sliced_mean.", "decided by decode_step_ms_untrimmed."),
         ("too few blocks: 3; --blocks 6 gives", "too few trials: 3; --trials 6 gives"),
         ("--max-blocks 8", "--max-trials 8"),
         ("num_blocks=8 of block_size 16", "num_blocks=8 of block_size 16"),
