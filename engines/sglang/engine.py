@@ -52,7 +52,10 @@ class Sglang(SglangEngine):
                 arguments, self._card, self._feed, self._admit, self._say, self.planted_ns
             )
         if self._loop.enable_overlap != (self.toggles["schedule"] == "overlap"):
-            raise api.BadSetting(f"SGLang {VERSION} switches its loop, whatever is asked of it here")
+            raise api.BadSetting(
+                f"SGLang {VERSION} switched to its other event loop for this model or these options, so "
+                f"schedule={self.toggles['schedule']} is not in force: try another --model, or fewer options"
+            )
 
     def loop(self) -> None:
         # As on a card: what writes to buffers that both streams use waits for the step that reads them.
@@ -63,15 +66,7 @@ class Sglang(SglangEngine):
         from array import array
 
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
-        from sglang.srt.sampling.sampling_params import SamplingParams
 
-        sampling = SamplingParams(
-            max_new_tokens=request.max_new_tokens,
-            temperature=0,
-            stop=request.stop or None,
-            ignore_eos=not request.stop_on_eos,
-        )
-        sampling.normalize(self._tokenizer)
         return TokenizedGenerateReqInput(
             rid=name,
             input_text="",
@@ -79,7 +74,7 @@ class Sglang(SglangEngine):
             input_embeds=None,
             mm_inputs=None,
             token_type_ids=None,
-            sampling_params=sampling,
+            sampling_params=self.sampling(request),
             return_logprob=False,
             logprob_start_len=-1,
             top_logprobs_num=0,

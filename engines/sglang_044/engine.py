@@ -284,6 +284,19 @@ class SglangEngine(api.Engine):
             "disable_radix_cache": not options.prefix_cache,
         }
 
+    def sampling(self, request: api.Request) -> Any:
+        """SGLang's SamplingParams of a request."""
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        found = SamplingParams(
+            max_new_tokens=request.max_new_tokens,
+            temperature=0,
+            stop=request.stop or None,
+            ignore_eos=not request.stop_on_eos,
+        )
+        found.normalize(self._tokenizer)
+        return found
+
     def _describe(self) -> api.Description:
         config = self._loop.model_config
         return api.Description(
@@ -344,21 +357,13 @@ class Sglang044(SglangEngine):
 
     def tokenized(self, name: str, request: api.Request, ids: list[int]) -> Any:
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
-        from sglang.srt.sampling.sampling_params import SamplingParams
 
-        sampling = SamplingParams(
-            max_new_tokens=request.max_new_tokens,
-            temperature=0,
-            stop=request.stop or None,
-            ignore_eos=not request.stop_on_eos,
-        )
-        sampling.normalize(self._tokenizer)
         return TokenizedGenerateReqInput(
             rid=name,
             input_text="",
             input_ids=ids,
             image_inputs=None,
-            sampling_params=sampling,
+            sampling_params=self.sampling(request),
             return_logprob=False,
             logprob_start_len=-1,
             top_logprobs_num=0,
