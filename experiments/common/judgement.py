@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from overlap_bench.engines.vllm import SPEC
 from overlap_bench.harness.analysis import sensitivity
@@ -25,6 +26,7 @@ HERE = "k"  # this host's slowness beside the card's own
 HOSTS = ("k/2", HERE, "2k")  # what the device's times are stretched by
 BETWEEN = 64  # the batch at which other hosts, and whole runs with async scheduling, are tried
 MATTERS = 0.01  # of a step: the harness's own margin
+WIDE = 0.03  # of a step: an interval of this half-width, or of more, overlaps nearly anything
 # A pace decides these: what computing takes, and which drafts are right.
 LEFT_OUT = ("vllm-compiled", "vllm-chunked-prefill", "vllm-speculation")
 NOTHING = "–"
@@ -57,6 +59,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     phase: Row | None = None
     foretold: Row | None = None
     whole: Row | None = None
+    trials: int | None = None  # of the run
     outputs: tuple[int, int] | None = None  # identical, of so many
     failed: int | None = None  # what bench ended with
 
@@ -95,7 +98,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """The file that all pages are made of."""
 
     date: str
-    commit: str
+    commits: list[str]  # whose code measured
     machine: str
     pace: str
     changes: list[Judged]
@@ -177,6 +180,7 @@ def _cell(
         phase=own,
         foretold=foretold(own, phases[0], found.step_us) if phases and found and own else None,
         whole=_row(run.get("step")),
+        trials=run.get("blocks"),
         outputs=None if outputs is None else (outputs["identical"], outputs["compared"]),
         failed=run.get("failed"),
     )
@@ -238,10 +242,12 @@ def depends_on_host(each: Judged, mode: str) -> str:
     return f"{word}: {', '.join(percent(step.change) for step in known)}"
 
 
-def agreement(found: Judgement) -> tuple[int, int]:
-    """In how many cells the foretold interval and that of the whole run overlap, of those that have both."""
-    known = [cell.overlaps for _, cell in found.cells if cell.overlaps is not None]
-    return sum(known), len(known)
+def agreement(found: Judgement) -> tuple[int, int, int]:
+    """In how many cells the foretold interval and that of the whole run overlap, of those that have both; and
+    of how many of these the run's is WIDE."""
+    known = [cell for _, cell in found.cells if cell.overlaps is not None]
+    wide = [cell for cell in known if cell.whole and cell.whole.ends and np.ptp(cell.whole.ends) >= 2 * WIDE]
+    return sum(bool(cell.overlaps) for cell in known), len(known), len(wide)
 
 
 def listed(numbers: Sequence[int]) -> str:

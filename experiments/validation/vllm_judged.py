@@ -28,6 +28,7 @@ from experiments.common.judgement import (
     MODES,
     NOTHING,
     PACE,
+    WIDE,
     Cell,
     Judged,
     Judgement,
@@ -40,20 +41,22 @@ from overlap_bench.harness.analysis.experiment_result import Change, finding
 from overlap_bench.harness.analysis.result import MetricRow
 from overlap_bench.harness.analysis.words import interval
 from overlap_bench.harness.common.formatting import percent
-from overlap_bench.harness.common.machine import code, fingerprint
+from overlap_bench.harness.common.machine import fingerprint
 from overlap_bench.harness.metrics.definitions import SLICED, phase_in_turns
 from overlap_bench.harness.report import catalogue_tables, html
 from overlap_bench.harness.report.page import Page, Table, markdown_page, tabulated
+from overlap_bench.harness.store.manifest import read_manifest
 from overlap_bench.harness.studies.catalogue import SHIPPED, catalogue_of
 
 SOURCE = FOLDER / "vllm_toggles.json"
 PAGE = "proofs/vllm_toggles.md"  # below results/reference
+MANIFESTS = "runs/*/*/manifest.json"  # of what vllm_toggles ran
 CLAIMS = ROOT / "harness" / "analysis" / SHIPPED
 TITLE = "vLLM's argued changes, judged"
 NOTE = (
     "Change = after/before − 1: negative is shorter. Its own phase: whether it does what it says, in turns, "
-    "without async scheduling. A step: without async scheduling / with it; in parentheses what is foretold "
-    "by the phase's change and by what a microsecond in that phase costs a step, else what was run whole. "
+    "without async scheduling. A step: without async scheduling / with it; in parentheses what to expect by "
+    "the phase's change and by what a microsecond in that phase costs a step, else what was run whole. "
     f"Starts to matter: where its whole interval is beyond {MATTERS:.0%} of a step; nowhere: all are within. "
     f"Depends on the host: whether that changes at batch {BETWEEN} where the device takes half as long, as "
     "long as here, and twice as long. Our rewriting: one side is what we wrote after the source's "
@@ -94,7 +97,10 @@ def page(found: Judgement) -> Page:
         tuple(_lines(found)),
         (_changes(found), *_known_answers(found), *_every_cell(found)),
         [*judgement.failures(found)],
-        [f"{found.date}, `python -m experiments.validation.vllm_judged FOLDER`, commit {found.commit}."],
+        [
+            f"{found.date}, `python -m experiments.validation.vllm_toggles PYTHON FOLDER`, commit "
+            f"{' and '.join(found.commits)}."
+        ],
     )
 
 
@@ -103,9 +109,10 @@ def _lines(found: Judgement) -> Iterator[str]:
         f"The host code is vLLM's own, on {found.machine}. The device is a clock, {found.pace}: an H100's "
         "times, stretched by this host's slowness k."
     )
-    agree, both = judgement.agreement(found)
+    agree, both, wide = judgement.agreement(found)
     if both:
-        yield f"What was foretold and what was run whole overlap in {agree} of {both} cells."
+        more = f"; {wide} of the runs' are ±{WIDE:.0%} or wider, and show little" if wide else ""
+        yield f"The intervals expected and those run whole overlap in {agree} of {both} cells{more}."
     outputs = [cell.outputs for _, cell in found.cells if cell.outputs is not None]
     if outputs:
         same, compared = (sum(each) for each in zip(*outputs, strict=True))
@@ -177,13 +184,15 @@ def _every_cell(found: Judgement) -> Iterator[Table]:
         "change": lambda row: row[0].name,
         "where": lambda row: judgement.where(row[1]),
         "its own phase": lambda row: _said(row[1].phase),
-        "foretold": lambda row: _said(row[1].foretold),
+        "expected": lambda row: _said(row[1].foretold),
         "run whole": lambda row: _said(row[1].whole),
+        "trials": lambda row: str(row[1].trials or ""),
         "overlap": lambda row: {True: "yes", False: "no", None: ""}[row[1].overlaps],
     }
     if rows:
         note = "95% intervals. What a change makes of other phases than its own shows in the whole run alone."
-        yield tabulated("Cell by cell", rows, columns, note, ("its own phase", "foretold", "run whole"))
+        numbers = ("its own phase", "expected", "run whole", "trials")
+        yield tabulated("Cell by cell", rows, columns, note, numbers)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -245,7 +254,7 @@ def of_folder(folder: Path) -> Judgement:
     kept = folder / "cells.json"
     return Judgement(
         date=time.strftime("%Y-%m-%d"),
-        commit=code(besides=("experiments",)).commit[:10],
+        commits=sorted({read_manifest(each.parent).code.commit[:10] for each in folder.glob(MANIFESTS)}),
         machine=fingerprint().cpu,
         pace=PACE.format(at=HERE),
         changes=judgement.judged(json.loads(kept.read_text()) if kept.exists() else {}, folder),

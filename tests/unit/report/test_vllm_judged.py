@@ -66,7 +66,7 @@ def found(tmp_path: Path) -> Judgement:
         "vllm-flat-logprobs 256 off": run(0.001, 0.0004),
     }
     return Judgement(
-        date="2026-11-29", commit="abc", machine="a cpu", pace="a-pace*k",
+        date="2026-11-29", commits=["abc"], machine="a cpu", pace="a-pace*k",
         changes=judgement.judged(cells, tmp_path),
     )  # fmt: skip
 
