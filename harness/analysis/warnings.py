@@ -306,8 +306,8 @@ def _position(found: checks.Position, ran: str, left: str, weakened: bool) -> li
 def _drift(found: checks.Drift | None, margin: float, arms: str) -> Iterator[str]:
     if found is not None and abs(found.change) > margin and found.p < ALPHA:
         yield (
-            f"drift: {arms} moved by {percent(found.change)} from the first trial to the last. The arms of a "
-            "trial are compared with each other, so what drifts in both of them cancels"
+            f"drift: {arms} drifted by {percent(found.change)} from the first trial to the last; drift "
+            f"common to {arms} cancels in the comparison"
         )
 
 

@@ -299,7 +299,7 @@ def test_position_and_drift_are_checked() -> None:
     assert "position effect: the arm that ran last was at +2." in told
     assert "the orders drawn leave up to 0." in told
     assert "weakened by a position effect: the arm that ran last was at +" in moved(place=0.2)
-    assert "drift: all arms moved by +5." in moved(drift=0.01)
+    assert "drift: all arms drifted by +5." in moved(drift=0.01)
     one_order = msgspec.structs.replace(planned_factorial("h2d,output"), orders=[[0, 1, 2, 3]] * 6)
     assert "every trial ran in the same order: an effect of running early" in moved(plan=one_order)
 

@@ -113,7 +113,7 @@ def main() -> None:
     ended = finish(engine)
 
     def asked(name: str, tokens: int) -> dict[str, int]:
-        """Of the driver, by a step that prefills so many tokens."""
+        """What a step that prefills so many tokens asks of the driver."""
         before = device.asked()
         ask(engine, name, [7 + len(name), *range(100, 99 + tokens)], max_tokens=1)
         finish(engine)

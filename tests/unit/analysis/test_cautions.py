@@ -26,7 +26,7 @@ def warnings(found: Result) -> str:
 
 
 def on_device(blocks: int = 6, **device: str) -> Manifest:
-    """Of a run whose engines say that of their device."""
+    """A manifest of a run whose engines say that of their device."""
     plan = manifest(blocks)
     said = {
         name: msgspec.structs.replace(each, device={"name": "x", **device})
@@ -302,7 +302,7 @@ def test_drift_is_told() -> None:
         block(number, {"before": side(4 * 1.01**number), "after": side(3.6 * 1.01**number)})
         for number in range(6)
     ]
-    assert "drift: both arms moved by +5.1%" in warnings(comparison.result(manifest(), moving))
+    assert "drift: both arms drifted by +5.1%" in warnings(comparison.result(manifest(), moving))
 
 
 @pytest.mark.parametrize(

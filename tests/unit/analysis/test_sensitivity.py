@@ -63,7 +63,7 @@ def test_what_had_only_long_delays_is_hidden_however_short_its_slack_may_be() ->
 
 
 def test_what_was_hardly_delayed_is_left_out() -> None:
-    """Of too few sizes, or in a phase whose code did not come to where it is delayed."""
+    """A phase with too few sizes, or whose code did not come to where it is delayed."""
     rows = trial(0)
     never = rows.assign(delay_ns=rows["delay_ns"].where(rows["phase"] != "launch", 0))
     few = rows[(rows["phase"] != "append") | (rows["size_ns"] > 2000 * US)]
