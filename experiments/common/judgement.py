@@ -87,6 +87,10 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rewritten: str = ""
     cells: list[Cell] = []
 
+    @property
+    def is_measured(self) -> bool:
+        return any(cell.step is not None for cell in self.cells)
+
     def of(self, mode: str, at: str = HERE) -> list[Cell]:
         return [each for each in self.cells if (each.mode, each.at) == (mode, at)]
 

@@ -88,7 +88,7 @@ KNOWN = (
 
 
 def page(found: Judgement) -> Page:
-    done = [each for each in found.changes if any(cell.step is not None for cell in each.cells)]
+    done = [each for each in found.changes if each.is_measured]
     without, with_it = (sum(each.changes_a_step(mode) for each in done) for mode in MODES)
     return Page(
         f"{len(done)} of {len(found.changes)} argued changes to vLLM's host code judged at an H100's pace: "
@@ -129,7 +129,8 @@ def _changes(found: Judgement) -> Table:
         "starts to matter": lambda each: _in_both_modes(each, judgement.starts),
         "depends on the host": lambda each: _in_both_modes(each, judgement.depends_on_host),
     }
-    return tabulated("Change by change", found.changes, columns, NOTE, tuple(steps))
+    measured_first = sorted(found.changes, key=lambda each: not each.is_measured)
+    return tabulated("Change by change", measured_first, columns, NOTE, tuple(steps))
 
 
 def _own_phase(each: Judged) -> str:
