@@ -26,7 +26,7 @@ def finish_begun(core: Any, step: Callable[[], object], states: Any) -> None:
 
 
 def nvtx_ranges() -> Ranges | None:
-    """Of the phases of a step, for a tool that listens and an interpreter that has nvtx, which vLLM does not
+    """NVTX ranges of a step's phases; None without a tool that listens, or without nvtx, which vLLM does not
     bring."""
     return open_ranges("engine", api.PHASES) if find_spec("nvtx") is not None else None
 

@@ -161,7 +161,7 @@ def test_waiting_uses_no_core(device: Device) -> None:
 
 
 def test_each_kernel_of_an_eager_program_has_its_share(device: Device) -> None:
-    """Of 200 ms, four leaf modules have 50 each: with the last command late, three shares are over."""
+    """Four leaf modules share 200 ms, 50 each: when the last command comes late, three shares are over."""
     emulated, stream = cast(EmulatedDevice, device), cast(EmulatedDevice, device).stream("forward")
     identity = emulated._programs["net"]
     stream.submit(RECORD.pack(LAUNCH, identity, 7, 4, 0, 0, 0, 0), kernels=3)

@@ -54,7 +54,7 @@ def forced_requests(count: int, seed: int = 3) -> list[api.Request]:
 
 @cache
 def logprobs(model: str, prompt: tuple[int, ...], forced: tuple[int, ...]) -> torch.Tensor:
-    """Of every token of the vocabulary at each forced place, by transformers: [forced, vocabulary]."""
+    """transformers' log probability of every token at each forced place: [forced, vocabulary]."""
     with torch.inference_mode():
         logits = reference_model(model)(torch.tensor([prompt + forced])).logits
     return logits[0, len(prompt) - 1 : -1].log_softmax(-1)

@@ -67,7 +67,7 @@ def on_every_rank(work: Callable[[int], Tensor]) -> list[Tensor]:
 
 
 def logits(model: Model) -> Tensor:
-    """Of a prompt, in a cache of the heads that the model has."""
+    """The logits of a prompt, with a cache for the heads that the model has."""
     shape = model.shape
     keys, values = (
         [torch.zeros(1, 16, shape.kv_heads, shape.width) for _ in range(shape.layers)] for _ in range(2)

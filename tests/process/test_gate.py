@@ -349,7 +349,7 @@ def test_a_gate_is_added_to_its_history_once(tmp_path: Path, monkeypatch: pytest
 
 @cache
 def no_change() -> Comparison:
-    """Of a run in which nothing changed."""
+    """The comparison of a run in which nothing changed."""
     return comparison.result(manifest(), some_blocks(1.0)).comparisons[0]
 
 

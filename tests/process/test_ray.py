@@ -175,7 +175,7 @@ def test_an_engine_that_breaks_ends_the_run_with_its_words_and_its_node(
 def test_sweeps_and_experiments_run_on_a_cluster_too(
     cluster: Nodes, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Of an experiment, the runs of one boot share their nodes, block by block."""
+    """The runs of an experiment share their boots, so trial by trial they have the same node."""
     cluster.has("one", "two")
     for name, asked in (
         ("sweep", ("sweep", *COMPARE, "--trials", "1", "--over", "interval_ms=1,2")),

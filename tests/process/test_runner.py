@@ -278,7 +278,7 @@ def test_a_damaged_block_is_named_and_measured_again_once_it_is_removed(
 
 
 def test_a_host_that_was_killed_is_named_though_what_it_started_ends_before_it(tmp_path: Path) -> None:
-    """That is the kernel's order, and the harness may look in between."""
+    """The kernel ends them in this order, and the harness may look in between."""
     with session.Session(generator=False) as run, subprocess.Popen(["sleep", "600"]) as started:
         host = processes.start("engine host of before", ["sleep", "600"], os.environ, tmp_path / "log")
         device = processes.adopt("device process of before", started.pid)

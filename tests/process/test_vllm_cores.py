@@ -20,7 +20,7 @@ print(*(sorted(os.sched_getaffinity(int(each))) for each in os.listdir("/proc/se
 
 
 def cores_of_threads(call: str, **environment: str) -> list[list[int]]:
-    """Of each thread of a process that has made this call."""
+    """The cores of each thread of a process that has made this call."""
     said = subprocess.check_output(
         [sys.executable, "-c", THREADED.format(call=call)],
         env={**{name: value for name, value in os.environ.items() if name != CORE}, **environment},

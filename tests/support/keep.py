@@ -77,7 +77,7 @@ def keep_experiment(folder: Path, tables: Collection[str] = ()) -> None:
 
 
 def _write_on_one_line(path: Path, content: Any) -> None:
-    """Of a small run, half of the file would be the spaces before each."""
+    """Indented, half of a small run's file would be spaces."""
     write_bytes(path, msgspec.json.encode(content) + b"\n")
 
 

@@ -10,7 +10,7 @@ def pairs(settings: dict[str, str]) -> set[tuple[tuple[str, str], ...]]:
 
 
 def pairwise_cover(every: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Of these settings a few, in which each pair of choices stands together that does in any of them."""
+    """A few of these settings that together hold every pair of choices that any of them holds."""
     held = [(settings, pairs(settings)) for settings in every]
     missing = set().union(*(each for _, each in held))
     chosen = []

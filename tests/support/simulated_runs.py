@@ -113,7 +113,7 @@ def drawn(random: np.random.Generator, runs: int, blocks: int) -> npt.NDArray[np
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Of each run: the blocks it took, and its verdict: -1 faster, 1 slower, 0 same, 2 undecided."""
+    """The trials that each run took, and its verdict: -1 faster, 1 slower, 0 same, 2 undecided."""
 
     blocks: npt.NDArray[np.int64]
     verdict: npt.NDArray[np.int64]

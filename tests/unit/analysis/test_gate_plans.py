@@ -19,7 +19,7 @@ from tests.support.made_blocks import blocks, manifest
 
 
 def plans(minutes: float | None = None, metrics: Sequence[str] = (), limit: float | None = None) -> GatePlans:
-    """Of six blocks of equal arms in 70 s: ten a block, with the boots that were thrown away."""
+    """Plans from six trials of equal arms in 70 s: ten seconds each, and as much for the discarded boots."""
     found = comparison.result(manifest(), blocks(1.0, 6))
     return gate_plans.of_equal_arms(found, 70.0, minutes, metrics, limit)
 

@@ -126,7 +126,7 @@ def test_a_change_of_another_size_in_rounds_is_told() -> None:
 
 
 def slices_of(interval_ms: float) -> pd.DataFrame:
-    """Of turns of two lengths, each with one interval throughout."""
+    """A table of turns of two lengths, with one interval throughout."""
     parts = []
     for segment, steps in enumerate((4, 4, 8)):
         turns_ = np.arange(10)

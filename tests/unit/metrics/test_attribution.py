@@ -48,7 +48,7 @@ def programs(*spans: tuple[int, int, int]) -> pd.DataFrame:
 def parts_us(
     steps: pd.DataFrame, work: pd.DataFrame | None = None, forward_thread: bool = False
 ) -> list[dict[str, float]]:
-    """Of each interval, the parts that are not zero, us."""
+    """The parts of each interval that are not zero, us."""
     found = attribute(steps, pd.DataFrame() if work is None else work, forward_thread)
     assert (found[list(PARTS)].sum(axis=1) == found["interval_ns"]).all()
     return [{part: row[part] / 1000 for part in PARTS if row[part]} for _, row in found.iterrows()]

@@ -20,7 +20,7 @@ SCORING = msgspec.structs.replace(OPTIONS, sampling=False, scoring=True)
 def refused(
     prompt: list[int], most: int = 4, options: api.EngineOptions = OPTIONS, blocks: int = 4, **asked: object
 ) -> str | None:
-    """Of a request of an engine whose pool has `blocks` KV blocks of 8 tokens."""
+    """Why an engine whose pool has `blocks` KV blocks of 8 tokens refuses a request; None if it does not."""
     request = api.Request(0, prompt, most, **asked)
     return why_refused(Active(request, prompt, 0, 0), options, VOCABULARY, BlockPool(blocks + 1, 8))
 

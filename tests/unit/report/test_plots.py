@@ -228,7 +228,7 @@ def legend_of(axes: Axes) -> list[str]:
 
 
 def filled(axes: Axes) -> list[bool]:
-    """Of each mark with an interval, from the first drawn to the last."""
+    """Whether each mark with an interval is filled, from the first drawn to the last."""
     return [line[0].get_markerfacecolor() != "white" for line in axes.containers if len(line[0].get_xdata())]
 
 

@@ -97,7 +97,7 @@ class RayTaskError(RayError):
 
 @pytest.fixture
 def cluster() -> driver._Cluster:
-    """Of two nodes, which nobody looks for any more."""
+    """A cluster of two nodes, without its lookout for others."""
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, NodeDiedError=NodeDiedError)
     nodes = [listed(name, CPU=1, **{RESOURCE: 1}) for name in (ONE, TWO)]
     ray = SimpleNamespace(exceptions=exceptions, cancel=lambda task: None, nodes=lambda: nodes)

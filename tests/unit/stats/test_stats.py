@@ -229,7 +229,7 @@ def test_the_smallest_detectable_effect_is_detected_in_four_of_five_runs(sd: flo
 
 
 def test_the_blocks_that_an_open_question_needs_decide_it_in_four_of_five_fresh_runs() -> None:
-    """Of runs that left open on which side of 0 the mean is, wherever it is."""
+    """The first runs left open on which side of 0 the mean is, wherever it is."""
     random, decided = np.random.default_rng(4), []
     while len(decided) < 300:
         mean = random.uniform(-3, 3)

@@ -378,7 +378,7 @@ def test_nothing_is_written_into_a_folder_that_was_removed(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_column_that_a_run_writes_is_read_back(tmp_path: Path, name: str) -> None:
-    """Those of analysis/frames, which has them all: one that a reader takes for edited costs every run."""
+    """analysis/frames lists every column. A reader that took one for edited would refuse every run."""
     values: dict[str, Any] = {"int64": 1, "float64": 0.5, "text": "x", "list": np.array([1, 2])}
     table = pd.DataFrame(
         {

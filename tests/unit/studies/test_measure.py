@@ -25,7 +25,7 @@ from tests.support.made_blocks import blocks, manifest
 
 
 def untold(design: Design) -> list[Values]:
-    """Of a first block without a time at which a prompt was tokenized."""
+    """The values of a first trial without times at which prompts were tokenized."""
     (first,) = blocks(0.9, 1)
     asked = first.tables["requests"].assign(tokenized_ns=-1)
     return [block_values(design, Block(0, {**first.tables, "requests": asked}))]
