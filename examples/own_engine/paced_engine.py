@@ -1,9 +1,9 @@
 """A complete engine of one's own, with one optimization to measure.
 
-A step gives every running request one token and takes STEP_US of a device that is not there. Writing its
-output takes the host WRITE_US: after the step, the device idle, or, with output=deferred, during the next.
+A step gives every running request one token, and takes STEP_US of an imaginary device. The host then takes
+WRITE_US to write the output: while the device idles, or during the next step with output=deferred.
 
-To try the gate on: change STEP_US on a branch.
+To try the gate, change STEP_US on a branch.
 """
 
 from __future__ import annotations
