@@ -28,6 +28,14 @@ DOCUMENTS = [name for name in sorted(ROOT.rglob("*.md")) if committed(name.relat
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 FENCE = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", re.DOTALL)
+# This project's former words for turns, waiting arms, injected delays and predictions: no reader knows them.
+OURS = re.compile(
+    r"\b(slice[sd]?|segments?|batons?|parked|plant(s|ed)?|foretold|foretells?)\b", re.IGNORECASE
+)
+# A docstring that begins so has no subject.
+HANGING = re.compile(r'^ *"""(?:Of|Those|That) .*$', re.MULTILINE)
+SOURCES = ("engines", "examples", "experiments", "harness", "overlap_bench", "tests")
 
 
 def anchor(heading: str) -> str:
@@ -89,6 +97,11 @@ def missing_modules(document: Path) -> list[str]:
     ]
 
 
+def words_of_our_own(text: str) -> list[str]:
+    """The words of a document's prose that only this project's authors know."""
+    return [found.group() for found in OURS.finditer(CODE.sub("", text))]
+
+
 def short(document: Path) -> str:
     return str(document.relative_to(ROOT))
 
@@ -101,6 +114,23 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 @pytest.mark.parametrize("document", [path for path in DOCUMENTS if list(commands(path))], ids=short)
 def test_every_command_shown_exists_with_its_options(document: Path) -> None:
     assert [(words, word) for words in commands(document) if (word := unknown_word(words))] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=short)
+def test_no_document_uses_a_word_of_our_own(document: Path) -> None:
+    assert words_of_our_own(document.read_text()) == []
+
+
+def test_every_docstring_begins_with_what_it_describes() -> None:
+    sources = [name for folder in SOURCES for name in (ROOT / folder).rglob("*.py")]
+    assert len(sources) > 500
+    hanging = [(short(name), line) for name in sources for line in HANGING.findall(name.read_text())]
+    assert hanging == []
+
+
+def test_a_word_of_our_own_is_found_in_prose_and_not_in_code() -> None:
+    text = "A parked arm, in `sliced_aa` or [a table](plants.md).\n```text\nsegment\n```\nEach Slice waits."
+    assert words_of_our_own(text) == ["parked", "Slice"]
 
 
 # A table of results/reference names the command of the day on which it was made.
