@@ -55,11 +55,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`-m unit` asks for a folder's tests, `-m "not process"` leaves one's out."""
+    """`-m unit` asks for a folder's tests, `-m "not process"` leaves one's out. Tests that stand beside an
+    experiment are unit tests."""
     for item in items:
-        item.add_marker(item.path.relative_to(HERE).parts[0])
+        item.add_marker(item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else "unit")
     named = {(config.invocation_params.dir / each.split("::")[0]).resolve() for each in config.args}
-    late = [str(item.path.relative_to(HERE)) in LATE and item.path not in named for item in items]
+    late = [str(item.path).removeprefix(f"{HERE}/") in LATE and item.path not in named for item in items]
     wanted = config.getoption("--late")
     left = [item for item, is_late in zip(items, late, strict=True) if is_late != wanted]
     if not left:

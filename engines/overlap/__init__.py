@@ -4,7 +4,6 @@ Importing this package costs milliseconds, so that a command line can list and c
 """
 
 from overlap_bench.engines.api import EngineSpec, Setting
-from overlap_bench.engines.overlap.presets import PRESETS
 from overlap_bench.engines.overlap.toggles import (
     accept,
     chunk,
@@ -23,6 +22,7 @@ from overlap_bench.engines.overlap.toggles import (
     sync,
     tables,
 )
+from overlap_bench.engines.presets import PRESETS
 
 SPEC = EngineSpec(
     name="overlap",

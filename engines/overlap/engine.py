@@ -15,14 +15,13 @@ import msgspec
 from overlap_bench.engines import api
 from overlap_bench.engines.devices import open_device
 from overlap_bench.engines.devices.base import Device
+from overlap_bench.engines.output import OutputProcessor
 from overlap_bench.engines.overlap import SPEC
 from overlap_bench.engines.overlap.device_plan import DevicePlan
 from overlap_bench.engines.overlap.forward import Forward
 from overlap_bench.engines.overlap.kv_cache import BlockPool
-from overlap_bench.engines.overlap.loop import LOOPS, Loop
-from overlap_bench.engines.overlap.output import OutputProcessor
+from overlap_bench.engines.overlap.loop import Loop
 from overlap_bench.engines.overlap.plant import Plant
-from overlap_bench.engines.overlap.presets import load_tokenizer, tokenizer_file
 from overlap_bench.engines.overlap.ranks import OtherRanks, count_ranks
 from overlap_bench.engines.overlap.recorder import Tracer, make_recorder
 from overlap_bench.engines.overlap.refusal import why_refused
@@ -38,10 +37,12 @@ from overlap_bench.engines.overlap.toggles import (
     launch,
     output,
     prefill,
+    schedule,
     sync,
     tables,
 )
 from overlap_bench.engines.overlap.tokenizing import Tokenized, Tokenizing
+from overlap_bench.engines.presets import load_tokenizer, tokenizer_file
 from overlap_bench.engines.tracing import name_thread
 
 WORK_ROW_BYTES = 4 * 8  # of Device.work
@@ -274,7 +275,7 @@ class OverlapEngine(api.Engine):
             gc.counted(self.counters),
         ):
             try:
-                LOOPS[toggles["schedule"]](self._loop, pump)
+                schedule.LOOPS[toggles["schedule"]](self._loop, pump)
             except api.EngineError as error:
                 raise self._blamed(error) from error
 

@@ -1,19 +1,10 @@
-"""schedule: the two ways to run steps. Both share every helper; only the order differs.
-
-`serial_loop`, the before: a step is scheduled, launched, waited for and processed, then the next one.
-`overlap_loop`, the after: step N+1 is scheduled and launched before step N's tokens are on the host; the
-device finds them in its future map. What N brings is processed while N+1 runs.
-
-Claim: SGLang's zero-overhead scheduler.
+"""What a step is made of. In which order, the two loops of toggle schedule say.
 
 A step's way: scheduler.schedule -> h2d.stage -> launch.submit -> Forward.run (metadata in, model, ids out) ->
 d2h.finish -> scheduler.append -> output. The future map: the host asks for a token it does not know by its
 request's slot (scheduler._newest_tokens); the device looks it up (model._forward) and writes the next one
 (model._sample). Where a model spans several devices, the other ranks are told of the step (ranks.send) ahead
 of h2d.stage, and go from there to a Forward.run of their own (rank_process.py).
-
-What can go wrong: step N+1 is scheduled without knowing N's tokens. A length finish is predicted and costs
-nothing; an EOS is seen one step late, and costs one dropped row.
 """
 
 from __future__ import annotations
@@ -26,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from overlap_bench.engines.api import Finish
-from overlap_bench.engines.overlap.output import Opening, Produced
+from overlap_bench.engines.output import Opening, Produced
 from overlap_bench.engines.overlap.recorder import (
     APPEND,
     METADATA,
@@ -48,8 +39,6 @@ if TYPE_CHECKING:
     from overlap_bench.engines.overlap.toggles.h2d import HostToDevice
     from overlap_bench.engines.overlap.toggles.launch import Launch
     from overlap_bench.engines.overlap.toggles.output import Output
-    from overlap_bench.engines.overlap.toggles.prefill import BeforeLaunch
-    from overlap_bench.engines.overlap.toggles.sync import Sync
 
 Pump = Callable[[float | None], bool]
 NO_STEP = -1
@@ -63,8 +52,10 @@ class Loop:
     h2d: HostToDevice
     d2h: DeviceToHost
     launch: Launch
-    before_launch: BeforeLaunch  # toggle prefill: what is left to process after the launch
-    wait_and_process: Sync  # toggle sync: what is waited for before a step is processed
+    # Toggle prefill: of a step in flight and the next one, what is left to process once that one is launched.
+    before_launch: Callable[[Loop, Step | None, Step | None], Step | None]
+    # Toggle sync: what is waited for before a step is processed.
+    wait_and_process: Callable[[Loop, Step, Step | None], None]
     output: Output
     recorder: Recorder
     counters: dict[str, int]
@@ -227,32 +218,3 @@ def finish_event(active: Active) -> Finish:
         admitted_ns=active.admitted_ns,
         scores=active.scores,
     )
-
-
-def serial_loop(loop: Loop, pump: Pump) -> None:
-    """schedule N, launch N, wait for N, process N."""
-    while loop.receive(pump, wait=loop.idle):
-        step = loop.schedule()
-        if step is None:
-            continue
-        loop.launch.submit(step)
-        loop.catch_up(step)
-        loop.process(step, loop.wait_copy_done(step))
-        if loop.scheduler.idle:  # no launch follows that could hide the last output
-            loop.catch_up(step)
-
-
-def overlap_loop(loop: Loop, pump: Pump) -> None:
-    """schedule N+1, launch N+1, wait for N, process N. Of two prefills in a row, prefill=consecutive-sync
-    processes N before it launches N+1."""
-    while loop.receive(pump, wait=loop.idle):
-        current = loop.schedule()
-        previous = loop.before_launch(loop, loop.in_flight, current)
-        if current is not None:
-            loop.launch.submit(current)
-        if previous is not None:  # prefill=consecutive-sync may have processed it already
-            loop.wait_and_process(loop, previous, current)
-        loop.in_flight = current
-
-
-LOOPS = {"serial": serial_loop, "overlap": overlap_loop}

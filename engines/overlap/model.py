@@ -33,7 +33,7 @@ from overlap_bench.engines.overlap.layout import (
 )
 from overlap_bench.engines.overlap.model_check import A_FEW_TOKENS, check_model
 from overlap_bench.engines.overlap.models import open_model
-from overlap_bench.engines.overlap.models.contract import Attend, rescaling
+from overlap_bench.engines.overlap.models.contract import Attend
 from overlap_bench.engines.overlap.models.tensor_parallel import Group, join
 from overlap_bench.engines.overlap.plant import PROGRAM, delay_program
 from overlap_bench.engines.overlap.sampler import sample, sample_greedy
@@ -41,6 +41,7 @@ from overlap_bench.engines.overlap.scoring import score
 from overlap_bench.engines.overlap.toggles import spec
 from overlap_bench.engines.overlap.toggles import steps as multi_step
 from overlap_bench.engines.pace import Size
+from overlap_bench.engines.presets import rescaling
 
 
 class OverlapModule:

@@ -17,9 +17,9 @@ import zmq
 from overlap_bench.engines.api import PHASES, Finish, HostRanges
 from overlap_bench.engines.delay import spin
 from overlap_bench.engines.host import Sink
-from overlap_bench.engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
-from overlap_bench.engines.overlap.presets import load_tokenizer
+from overlap_bench.engines.output import Opening, OutputProcessor, Produced, Stopped
 from overlap_bench.engines.overlap.recorder import OUTPUT
+from overlap_bench.engines.presets import load_tokenizer
 from overlap_bench.engines.processes import die_with_parent
 from overlap_bench.engines.tracing import RangeLog, name_thread
 

@@ -26,7 +26,6 @@ from overlap_bench.engines.overlap.kv_cache import NO_KEY, BlockPool, block_key
 from overlap_bench.engines.overlap.layout import DUMMY_SLOT, FAMILIES, NO_TARGET, program_name
 from overlap_bench.engines.overlap.request import NO_SLOT, Active
 from overlap_bench.engines.overlap.scoring import scores
-from overlap_bench.engines.overlap.toggles import accept, chunk
 from overlap_bench.engines.overlap.toggles.tables import Tables
 
 Values = Sequence[int] | Sequence[float] | np.ndarray
@@ -143,8 +142,9 @@ class Scheduler:
         scoring: bool = False,
         gives: int = 1,
         counted: bool = False,
-        compose: Callable[[Scheduler], Batch | None] = chunk.whole,
-        goes_on: Callable[[int], bool] = accept.wait_for_the_host,
+        *,
+        compose: Callable[[Scheduler], Batch | None],
+        goes_on: Callable[[int], bool],
     ) -> None:
         self.pool = pool
         self.limits = limits

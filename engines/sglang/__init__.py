@@ -11,7 +11,7 @@ Importing this package costs milliseconds, and does not need SGLang.
 from __future__ import annotations
 
 from overlap_bench.engines.api import EngineSpec, Toggle
-from overlap_bench.engines.overlap.presets import PRESETS, SHAPES
+from overlap_bench.engines.presets import PRESETS, SHAPES
 
 VERSION = "0.5.23"
 REPLACED = (

@@ -10,7 +10,7 @@ from typing import Any
 from overlap_bench.engines import api
 from overlap_bench.engines.sglang import REPLACED, SPEC, VERSION
 from overlap_bench.engines.sglang.absent import ABSENT
-from overlap_bench.engines.sglang_044.engine import SglangEngine, check_interpreter, check_options
+from overlap_bench.engines.sglang_base.engine import SglangEngine, check_interpreter, check_options
 
 MODELS = "overlap_bench.engines.sglang.models"
 NEEDED = ("torch", "triton", "transformers", "msgspec", "orjson", "openai", "compressed_tensors", "zmq")
@@ -30,7 +30,7 @@ class Sglang(SglangEngine):
 
     def open(self) -> None:
         from overlap_bench.engines.sglang import platform
-        from overlap_bench.engines.sglang_044 import card
+        from overlap_bench.engines.sglang_base import card
 
         self._card = card.Card(self.pace, held=self.held)
         card.take_place(self._card)

@@ -19,7 +19,7 @@ from sglang.srt.server_args import PortArgs, ServerArgs
 
 from overlap_bench.engines.delay import spin
 from overlap_bench.engines.sglang.worker import size_of
-from overlap_bench.engines.sglang_044.card import Card
+from overlap_bench.engines.sglang_base.card import Card
 from overlap_bench.engines.steps import DECODE, PREFILL, Steps
 
 NOBODY = PortArgs(

@@ -20,7 +20,7 @@ from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.runtime_context import get_exec
 
 from overlap_bench.engines.pace import Size
-from overlap_bench.engines.sglang_044.card import Card
+from overlap_bench.engines.sglang_base.card import Card
 
 CORES = 132  # of the card, an H100's
 

@@ -11,11 +11,10 @@ Importing this package costs milliseconds, and does not need SGLang.
 from __future__ import annotations
 
 from overlap_bench.engines.api import EngineSpec, Toggle
-from overlap_bench.engines.overlap.presets import PRESETS, SHAPES
+from overlap_bench.engines.presets import PRESETS, SHAPES
 from overlap_bench.engines.sglang_044.toggles import sync
 
 VERSION = "0.4.4"
-GIL = "BENCH_SGLANG_GIL"  # "held": driver calls hold it, as no driver does, to show what that changes
 REPLACED = (
     "the card: the driver of Triton and of CUDA graphs, the forward pass, sampled tokens, events, streams, "
     "blocking copies, FlashInfer's plan, weights and the KV cache's memory; SGLang's detokenizer and HTTP "

@@ -1,5 +1,5 @@
-"""The card that SGLang's own host code runs against: engines/paced/device.py's, and what SGLang asks of
-it besides: copies that block, and FlashInfer.
+"""The card that SGLang 0.4.4's own host code runs against: the common one, and what this release asks of it
+besides: copies that block, and FlashInfer.
 
 There is one stream that takes time, the forward thread's: whoever launches there and then reads a value back
 waits until all that was launched before is done. What the scheduler's thread launches on its own stream is
@@ -17,26 +17,19 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-from overlap_bench.engines.paced.device import Device, take_cuda
+from overlap_bench.engines.sglang_base import card as shared
 
 BLOCKING = ("cpu", "item", "tolist")  # of a tensor on a card
 
 
 @dataclass
-class Card(Device):
+class Card(shared.Card):
     """`thread`: the one that launches forward passes, whose stream is busy with them; `native`: as the kernel
     numbers it."""
 
     thread: int = 0
     native: int = 0
-
-    def prepared(self) -> None:
-        """Charge the host for what preparing the inputs has launched, before the forward pass."""
-        if self.serving:
-            self.charge()
-        super().prepared()
 
     def forward(self) -> None:
         if self.thread != get_ident():
@@ -60,23 +53,9 @@ class Card(Device):
 
 def install(card: Card) -> None:
     """Put it in the place of CUDA in this process. Before SGLang makes its workers."""
-    take_place(card)
+    shared.take_place(card)
     for name in BLOCKING:
         setattr(torch.Tensor, name, _blocking(card, getattr(torch.Tensor, name)))
-
-
-def take_place(card: Device) -> None:
-    """What SGLang finds as the device's module is this card, whatever it calls its device."""
-    take_cuda(card)
-    torch.cuda.synchronize = lambda device=None: None
-    torch.get_device_module = lambda device=None: torch.cuda
-    torch.cuda.set_device = lambda device: None
-    torch.cuda.current_device = lambda: 0
-    torch.cuda.is_current_stream_capturing = lambda: False
-    torch.cuda.get_device_name = lambda device=None: "NVIDIA H100"  # as Triton's driver says here
-    torch.cuda.get_device_capability = lambda device=None: (9, 0)
-    torch.cuda.graph_pool_handle = lambda: (0, 0)
-    torch.cuda.stream = torch.cuda.StreamContext = lambda stream: stream  # entered again and again
 
 
 def _blocking(card: Card, read: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,16 +65,6 @@ def _blocking(card: Card, read: Callable[..., Any]) -> Callable[..., Any]:
         return read(tensor, *given, **named)
 
     return reading
-
-
-class OnHost(TorchFunctionMode):  # type: ignore[misc]
-    """Makes SGLang's buffers for the card in the host's memory, while it boots."""
-
-    def __torch_function__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
-        named = dict(named or {})
-        if str(named.get("device")).startswith("cuda"):
-            named["device"] = "cpu"
-        return function(*given, **named)
 
 
 def torch_without_cuda() -> ModuleType:

@@ -8,7 +8,7 @@ leave between two steps. Both decode greedily. Importing this package costs mill
 from __future__ import annotations
 
 from overlap_bench.engines.api import EngineSpec, Toggle
-from overlap_bench.engines.overlap.presets import PRESETS
+from overlap_bench.engines.presets import PRESETS
 
 SPEC = EngineSpec(
     name="transformers",

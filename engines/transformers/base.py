@@ -16,10 +16,9 @@ from transformers.utils import logging as transformers_logging
 
 from overlap_bench.engines import api
 from overlap_bench.engines.machine import cpu_model
-from overlap_bench.engines.overlap.models.contract import rescaling
-from overlap_bench.engines.overlap.models.published import load_model, rescaled_after
-from overlap_bench.engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
-from overlap_bench.engines.overlap.presets import load_tokenizer, tokenizer_file
+from overlap_bench.engines.output import Opening, OutputProcessor, Produced, Stopped
+from overlap_bench.engines.presets import load_tokenizer, rescaling, tokenizer_file
+from overlap_bench.engines.presets.checkpoints import load_model, rescaled_after
 from overlap_bench.engines.transformers import SPEC
 
 USED = (

@@ -21,7 +21,7 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 
 from overlap_bench.engines import api
 from overlap_bench.engines.devices.loading import one_line
-from overlap_bench.engines.overlap.output import Produced
+from overlap_bench.engines.output import Produced
 from overlap_bench.engines.transformers.base import USED, Active, TransformersEngine
 
 

@@ -15,7 +15,7 @@ Importing this package costs milliseconds, and does not need vLLM.
 from __future__ import annotations
 
 from overlap_bench.engines.api import EngineSpec, Toggle
-from overlap_bench.engines.overlap.presets import PRESETS, SHAPES
+from overlap_bench.engines.presets import PRESETS, SHAPES
 from overlap_bench.engines.vllm.toggles import CHANGES, async_scheduling
 
 BIND = "VLLM_CPU_OMP_THREADS_BIND"  # the core that it computes on, on a CPU

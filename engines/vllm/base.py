@@ -29,9 +29,9 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from overlap_bench.engines import api
 from overlap_bench.engines.machine import cpu_model, known
-from overlap_bench.engines.overlap.models.published import save, save_without_weights
-from overlap_bench.engines.overlap.presets import PRESETS, SHAPES, Preset, tokenizer_file
 from overlap_bench.engines.pace import make_pace
+from overlap_bench.engines.presets import PRESETS, SHAPES, Preset, tokenizer_file
+from overlap_bench.engines.presets.checkpoints import save, save_without_weights
 from overlap_bench.engines.processes import with_below
 from overlap_bench.engines.tracing import listening
 from overlap_bench.engines.vllm import SPEC, fits, paced

@@ -139,7 +139,7 @@ def weight_bytes(model: dict[str, Any], name: str, item: int) -> int:
     """What a step reads of the weights."""
     from transformers import AutoConfig
 
-    from overlap_bench.engines.overlap.presets import PRESETS
+    from overlap_bench.engines.presets import PRESETS
 
     preset = PRESETS.get(name)
     config = (

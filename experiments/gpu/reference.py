@@ -29,8 +29,8 @@ from time import monotonic
 
 from experiments.common import command_line
 from experiments.common.record import FOLDER as RECORDS
-from overlap_bench.engines.overlap.models.published import save
-from overlap_bench.engines.overlap.presets import PRESETS
+from overlap_bench.engines.presets import PRESETS
+from overlap_bench.engines.presets.checkpoints import save
 from overlap_bench.harness.plan import experiment_file
 
 EXPERIMENTS = ("roseinfer-pinned-h2d", "sglang-launch-done", "vllm-output-processor")

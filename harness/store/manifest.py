@@ -147,7 +147,7 @@ def _and(names: Sequence[str]) -> str:
 
 def without_places(described: api.Description) -> api.Description:
     """What an engine said of itself, to be stored: where its tokenizer lies on this machine is nothing to
-    keep. One that ships with a package is named by it, `engines.overlap.presets/tokenizer.json`; another one
+    keep. One that ships with a package is named by it, `engines.presets/tokenizer.json`; another one
     goes with the model's name."""
     path = Path(str(described.model.get("tokenizer", "")))
     if not path.is_absolute():

@@ -18,7 +18,7 @@ from scipy import optimize
 
 from overlap_bench.engines import api
 from overlap_bench.engines.overlap import SPEC
-from overlap_bench.engines.overlap.presets import TOKENIZER_FILE
+from overlap_bench.engines.presets import TOKENIZER_FILE
 from overlap_bench.harness.analysis import accuracy
 from overlap_bench.harness.analysis.accuracy import Agreement, Answers, Evaluation, Likelihood
 from overlap_bench.harness.analysis.result import Settings, from_plain
@@ -267,7 +267,7 @@ def test_an_evaluation_before_and_after_a_toggle(tmp_path: Path) -> None:
     kept = json.loads((folder / EVALUATION_FILE).read_text())
     assert kept["tasks"] == result["tasks"]
     assert set(kept["descriptions"]) == {"before", "after"}
-    assert kept["descriptions"]["after"]["model"]["tokenizer"] == "engines.overlap.presets/tokenizer.json"
+    assert kept["descriptions"]["after"]["model"]["tokenizer"] == "engines.presets/tokenizer.json"
     with pytest.raises(StoreError, match="is an evaluation, not a run"):
         read_manifest(folder)
     text = page.markdown_page(evaluation_tables.page(from_plain(result, Evaluation)))

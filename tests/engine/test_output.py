@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, decoders, models
 
 from overlap_bench.engines import api
 from overlap_bench.engines.host import Host
+from overlap_bench.engines.output import Opening, OutputProcessor, Produced, Stopped, held_back
 from overlap_bench.engines.overlap import SPEC
-from overlap_bench.engines.overlap.output import Opening, OutputProcessor, Produced, Stopped, held_back
-from overlap_bench.engines.overlap.presets import load_tokenizer
 from overlap_bench.engines.overlap.toggles.output import InProcess
+from overlap_bench.engines.presets import load_tokenizer
 from tests.engine.conftest import CHAOS_SEED
 from tests.support.in_process_engine import Collected, column, serve, some_requests
 

@@ -18,8 +18,8 @@ from overlap_bench.engines.api import BadSetting
 from overlap_bench.engines.overlap import SPEC
 from overlap_bench.engines.overlap.model_check import check_model
 from overlap_bench.engines.overlap.models import published
-from overlap_bench.engines.overlap.models.published import load_model
-from overlap_bench.engines.overlap.presets import PRESETS, load_tokenizer
+from overlap_bench.engines.presets import PRESETS, load_tokenizer
+from overlap_bench.engines.presets.checkpoints import load_model
 from overlap_bench.engines.transformers.base import TransformersEngine
 from tests.support.in_process_engine import Collected, near_ties, serve, some_requests
 

@@ -15,7 +15,7 @@ from overlap_bench.engines.overlap.device_plan import bucket_sizes
 from overlap_bench.engines.overlap.kv_cache import BlockPool
 from overlap_bench.engines.overlap.request import Active
 from overlap_bench.engines.overlap.scheduler import Batch, Limits, Scheduler
-from overlap_bench.engines.overlap.toggles import accept, tables
+from overlap_bench.engines.overlap.toggles import accept, chunk, tables
 from tests.support.simulation import EOS, VOCABULARY, Simulation, expected_tokens
 
 BLOCK = 4
@@ -27,7 +27,13 @@ def make_scheduler(
 ) -> Scheduler:
     limits = Limits(batch, prefill_batch, prefill_tokens, bucket_sizes(batch), bucket_sizes(CONTEXT // BLOCK))
     block_tables = tables.choose(choice, batch + 1, CONTEXT // BLOCK, Counter())
-    return Scheduler(BlockPool(blocks, BLOCK), limits, block_tables)
+    return Scheduler(
+        BlockPool(blocks, BLOCK),
+        limits,
+        block_tables,
+        compose=chunk.whole,
+        goes_on=accept.wait_for_the_host,
+    )
 
 
 def make_request(number: int, prompt: int, count: int, stop: bool = False) -> Active:

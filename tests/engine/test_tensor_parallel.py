@@ -15,9 +15,10 @@ from overlap_bench.engines.api import BadSetting
 from overlap_bench.engines.overlap.attention import Pages, Prefill
 from overlap_bench.engines.overlap.models import open_model
 from overlap_bench.engines.overlap.models.contract import Model
-from overlap_bench.engines.overlap.models.published import _plan, save
+from overlap_bench.engines.overlap.models.published import _plan
 from overlap_bench.engines.overlap.models.tensor_parallel import AllReduce, Group, shard
-from overlap_bench.engines.overlap.presets import PRESETS
+from overlap_bench.engines.presets import PRESETS
+from overlap_bench.engines.presets.checkpoints import save
 from tests.support.bench_command import PATIENCE_S
 
 CPU = torch.device("cpu")

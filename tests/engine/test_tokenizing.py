@@ -19,8 +19,8 @@ from overlap_bench.engines import api
 from overlap_bench.engines.devices.base import Device
 from overlap_bench.engines.host import Host
 from overlap_bench.engines.overlap import SPEC
-from overlap_bench.engines.overlap.presets import load_tokenizer
 from overlap_bench.engines.overlap.tokenizing import Tokenized, Tokenizing, encode
+from overlap_bench.engines.presets import load_tokenizer
 from tests.support.bench_command import PATIENCE_S
 from tests.support.in_process_engine import serve
 

@@ -15,7 +15,7 @@ import torch
 
 from overlap_bench.engines import api
 from overlap_bench.engines.overlap import SPEC as OVERLAP
-from overlap_bench.engines.overlap.presets import load_tokenizer
+from overlap_bench.engines.presets import load_tokenizer
 from overlap_bench.engines.transformers.engine import build
 from tests.engine.test_real_models import save, tokenizer  # noqa: F401
 from tests.support.bench_command import PATIENCE_S

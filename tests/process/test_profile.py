@@ -237,7 +237,7 @@ def test_a_profile_has_sound_traces_with_every_track_and_arrow_and_a_picture(tmp
     assert {value["change"] for row in rows for value in row["values"].values()} == {None}
     about = json.loads((folder / "profile.json").read_text())
     assert (about["kind"], about["steps"], about["nsys"]) == ("profile", 6, [])
-    assert about["descriptions"]["after"]["model"]["tokenizer"] == "engines.overlap.presets/tokenizer.json"
+    assert about["descriptions"]["after"]["model"]["tokenizer"] == "engines.presets/tokenizer.json"
     picture = (folder / "steps.svg").read_text()
     assert ": steady decode, profiled, on the emulated device<" in picture
     assert "before: output=process<" in picture

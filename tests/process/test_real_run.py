@@ -69,8 +69,8 @@ def test_two_arms_answer_the_same_and_the_difference_between_them_is_explained(t
 
     (folder,) = (tmp_path / "results").iterdir()
     assert [each.model["tokenizer"] for each in read_manifest(folder).descriptions.values()] == [
-        "engines.overlap.presets/tokenizer.json",
-        "engines.overlap.presets/tokenizer.json",
+        "engines.presets/tokenizer.json",
+        "engines.presets/tokenizer.json",
     ]
     stdout = done(ENVIRONMENT, tmp_path, "explain", str(folder), "--format", "json")
     found = json.loads(stdout)

@@ -12,8 +12,8 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.engines.openai import SPEC, engine, server
 from overlap_bench.engines.openai.endpoint import Endpoint
-from overlap_bench.engines.overlap.models.published import save
-from overlap_bench.engines.overlap.presets import PRESETS
+from overlap_bench.engines.presets import PRESETS
+from overlap_bench.engines.presets.checkpoints import save
 from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.run import records

@@ -577,7 +577,7 @@ def test_a_models_own_code_is_not_run(environment: dict[str, str], tmp_path: Pat
     (theirs / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Theirs", "auto_map": own}))
     offline = {**environment, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
     load = (
-        "import torch; from overlap_bench.engines.overlap.models.published import load_model;"
+        "import torch; from overlap_bench.engines.presets.checkpoints import load_model;"
         "load_model('./theirs', torch.float32, torch.device('cpu'), 0)"
     )
     command = [sys.executable, "-c", load]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from overlap_bench.engines.overlap.models.published import save_without_weights
-from overlap_bench.engines.overlap.presets import PRESETS
+from overlap_bench.engines.presets import PRESETS
+from overlap_bench.engines.presets.checkpoints import save_without_weights
 from overlap_bench.engines.vllm import SPEC
 from overlap_bench.harness.metrics.definitions import SLICED
 from overlap_bench.harness.plan.settings import make_arm

@@ -13,8 +13,8 @@ import torch
 from overlap_bench.engines import api
 from overlap_bench.engines.devices.base import Device
 from overlap_bench.engines.overlap.engine import OverlapEngine
-from overlap_bench.engines.overlap.models.published import load_model
 from overlap_bench.engines.overlap.sampler import sample
+from overlap_bench.engines.presets.checkpoints import load_model
 from overlap_bench.harness.metrics.divergences import NEAR_TIE
 from tests.support.bench_command import PATIENCE_S
 

@@ -1,4 +1,4 @@
-"""The folders show the layers: imports in harness/ run downward, and no file is part of a circle."""
+"""The folders show the layers: imports run downward, and no file is part of a circle."""
 
 from __future__ import annotations
 
@@ -6,68 +6,130 @@ import ast
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
-from overlap_bench import harness
+import pytest
 
-NAME = "overlap_bench.harness"
-ROOT = Path(harness.__file__).resolve().parent
-# The floors, the ground first; packages of one floor know nothing of each other.
-FLOORS = (
-    {"stats", "common"},
-    {"workload"},
-    {"trace", "metrics"},
-    {"plan"},
-    {"store"},
-    {"analysis", "run"},
-    {"studies", "report", "serve"},
-    {"cli"},
-)
+from tests.support.places import ROOT
+
+# What may be imported from each house besides itself.
+BELOW = {
+    "engines": (),
+    "harness": (  # no engine among them
+        "engines.api",
+        *(
+            f"engines.{each}"
+            for each in ("machine", "processes", "shortages", "sockets", "timers", "tracing")
+        ),
+        "engines.preflight",
+        "overlap_bench",  # which says where it lies
+    ),
+    "overlap_bench": ("engines.api", "harness"),  # the public name of the contract, and the command
+    "tests": ("engines", "harness", "overlap_bench"),
+    "experiments": ("engines", "harness", "tests.support"),
+}
+# The floors of each house, the ground first; packages of one floor know nothing of each other.
+FLOORS: dict[str, tuple[set[str], ...]] = {
+    "engines": (
+        # The standard library alone, so that any engine's interpreter can have them.
+        {"contention", "delay", "errors", "machine", "processes", "record_pace", "sockets", "timers"},
+        {"clock", "shortages"},
+        {"pace"},
+        {"api"},
+        {"baton", "output", "presets", "tracing"},
+        {"devices", "host", "paced"},
+        {"preflight", "steps"},
+        {"sglang_base"},
+        {"overlap", "sglang", "sglang_044", "transformers", "vllm"},
+        {"openai"},  # which starts vLLM's server, too, on a device of its own pace
+    ),
+    "harness": (
+        {"stats", "common"},
+        {"workload"},
+        {"trace", "metrics"},
+        {"plan"},
+        {"store"},
+        {"analysis", "run"},
+        {"studies", "report", "serve"},
+        {"cli"},
+    ),
+    "tests": ({"support"}, {"engine", "unit"}, {"gpu", "process"}),
+    "experiments": ({"common"}, {"gpu", "validation"}),
+}
+# By the name that it is found under in a checkout, without the one it is installed under.
 MODULES = {
-    ".".join((NAME, *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
-    for path in ROOT.rglob("*.py")
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for house in BELOW
+    for path in (ROOT / house).rglob("*.py")
+    if "shims" not in path.parts and path.resolve().is_relative_to(ROOT / house)  # overlap_bench has links
 }
 
 
 def imports(module: str) -> Iterator[str]:
-    """The modules of harness/ that a module imports, wherever in it the import stands."""
+    """The modules that a module imports, wherever in it the import stands."""
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
-        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{NAME}."):
+        if isinstance(node, ast.ImportFrom):
+            source = str(node.module).removeprefix("overlap_bench.")
             for name in node.names:
-                whole = f"{node.module}.{name.name}"
-                yield whole if whole in MODULES else str(node.module)
+                whole = f"{source}.{name.name}"
+                found = whole if whole in MODULES else source
+                if found in MODULES:
+                    yield found
         elif isinstance(node, ast.Import):
-            yield from (name.name for name in node.names if name.name in MODULES)
+            names = (name.name.removeprefix("overlap_bench.") for name in node.names)
+            yield from (name for name in names if name in MODULES)
+
+
+IMPORTS = {module: {other for other in imports(module) if other != module} for module in MODULES}
 
 
 def package(module: str) -> str:
-    return (*module.split("."), "")[2]
+    return (*module.split("."), "")[1]
 
 
-def test_every_package_says_what_it_is_for_and_stands_on_a_floor() -> None:
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert packages == set.union(*FLOORS)
-    for name in packages:
-        assert ast.get_docstring(ast.parse((ROOT / name / "__init__.py").read_text())), name
+@pytest.mark.parametrize("house", FLOORS)
+def test_every_package_stands_on_a_floor(house: str) -> None:
+    found = {package(module) for module in MODULES if module.startswith(f"{house}.")}
+    if house == "harness":
+        found -= {path.stem for path in (ROOT / house).glob("*.py")}
+    assert found - {"conftest"} == set.union(*FLOORS[house])
 
 
-def test_imports_run_downward() -> None:
-    floor = {name: number for number, names in enumerate(FLOORS) for name in names}
+@pytest.mark.parametrize("house", ["engines", "harness"])
+def test_every_package_says_what_it_is_for(house: str) -> None:
+    for path in (ROOT / house).glob("*/__init__.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def test_a_house_is_entered_from_above() -> None:
+    strangers = [
+        f"{module} imports {other}"
+        for module, others in IMPORTS.items()
+        for other in others
+        if not f"{other}.".startswith(
+            tuple(f"{each}." for each in (module.split(".")[0], *BELOW[module.split(".")[0]]))
+        )
+    ]
+    assert strangers == []
+
+
+@pytest.mark.parametrize("house", FLOORS)
+def test_imports_run_downward(house: str) -> None:
+    floor = {name: number for number, names in enumerate(FLOORS[house]) for name in names}
     upward = [
         f"{module} imports {other}"
-        for module in MODULES
-        for other in imports(module)
-        if package(module) in floor
+        for module, others in IMPORTS.items()
+        if module.startswith(f"{house}.") and package(module) in floor
+        for other in others
+        if other.startswith(f"{house}.")
         and package(other) != package(module)
-        and floor.get(package(other), len(FLOORS)) >= floor[package(module)]
+        and floor.get(package(other), len(floor)) >= floor[package(module)]
     ]
     assert upward == []
 
 
 def test_no_file_is_part_of_a_circle() -> None:
-    graph = {module: {other for other in imports(module) if other != module} for module in MODULES}
     try:
-        TopologicalSorter(graph).prepare()
+        TopologicalSorter(IMPORTS).prepare()
     except CycleError as error:
         raise AssertionError(f"circle: {' -> '.join(error.args[1])}") from None
 
@@ -75,9 +137,9 @@ def test_no_file_is_part_of_a_circle() -> None:
 def test_what_is_installed_calls_itself_by_a_name_that_no_project_has() -> None:
     """A project that is measured may have packages called engines and harness."""
     short = [
-        f"{path.relative_to(ROOT.parent)}: {name}"
+        f"{path.relative_to(ROOT)}: {name}"
         for folder in ("engines", "harness", "overlap_bench")
-        for path in (ROOT.parent / folder).rglob("*.py")
+        for path in (ROOT / folder).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         for name in named(node)
         if re.fullmatch(r"(engines|harness)(\.\w+)*[.:]?\w*", name)
@@ -101,6 +163,7 @@ def test_what_takes_half_a_second_to_import_is_imported_where_it_is_used() -> No
     at_once = [
         module
         for module, path in MODULES.items()
+        if module.startswith("harness.")
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ImportFrom) and node.module in {"scipy", "scipy.stats", "scipy.optimize"}
     ]

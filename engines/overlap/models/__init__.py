@@ -14,8 +14,8 @@ from overlap_bench.engines.overlap.models.contract import Model, refusing
 from overlap_bench.engines.overlap.models.gpt2 import GPT2
 from overlap_bench.engines.overlap.models.llama import Llama
 from overlap_bench.engines.overlap.models.tensor_parallel import Group, shard
-from overlap_bench.engines.overlap.models.weights import fill
-from overlap_bench.engines.overlap.presets import PRESETS
+from overlap_bench.engines.presets import PRESETS
+from overlap_bench.engines.presets.weights import fill
 
 
 def open_model(

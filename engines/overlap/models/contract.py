@@ -38,15 +38,6 @@ class Shape:
     thresholds: tuple[int, ...] = ()  # numbers of tokens after which its code may do something else
 
 
-def rescaling(name: str, tokens: int) -> str:
-    """Why contexts beyond `rescaled` are refused: keys from before it would be of other frequencies, and so
-    would all of a row beside a longer one."""
-    return (
-        f"{name} changes its rotary frequencies after {tokens} tokens, for whole batches (longrope): set "
-        "max_context to that or less"
-    )
-
-
 @contextmanager
 def refusing(name: str) -> Iterator[None]:
     """What a published model's own code trips over is a reason not to run it; a device that fails is none."""

@@ -28,7 +28,7 @@ from overlap_bench.engines.api import EngineError, Toggle
 
 if TYPE_CHECKING:
     from overlap_bench.engines.api import Finish, HostRanges
-    from overlap_bench.engines.overlap.output import Opening, OutputProcessor, Produced, Stopped
+    from overlap_bench.engines.output import Opening, OutputProcessor, Produced, Stopped
     from overlap_bench.engines.overlap.output_process import FromOutput, ToOutput
 
     MakeProcessor = Callable[[Callable[[list[Stopped]], None]], OutputProcessor]

@@ -65,6 +65,7 @@ def in_a_row(previous: Step | None, current: Step | None) -> bool:
 
 
 # Called when `current` is scheduled but not launched; returns the step to process after that launch, if any.
-BeforeLaunch = Callable[["Loop", "Step | None", "Step | None"], "Step | None"]
-
-POLICIES: dict[str, BeforeLaunch] = {"overlap": overlap, "consecutive-sync": consecutive_sync}
+POLICIES: dict[str, Callable[[Loop, Step | None, Step | None], Step | None]] = {
+    "overlap": overlap,
+    "consecutive-sync": consecutive_sync,
+}

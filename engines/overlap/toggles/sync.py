@@ -64,9 +64,7 @@ def copy_done_only(loop: Loop, previous: Step, current: Step | None) -> None:
     loop.process(previous, ids)
 
 
-Sync = Callable[["Loop", "Step", "Step | None"], None]
-
-POLICIES: dict[str, Sync] = {
+POLICIES: dict[str, Callable[[Loop, Step, Step | None], None]] = {
     "launch-and-copy": launch_and_copy,
     "copy-then-launch": copy_then_launch,
     "copy-done": copy_done_only,

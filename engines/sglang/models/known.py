@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from overlap_bench.engines.sglang_044.folder import ARCHITECTURES
+from overlap_bench.engines.sglang_base.folder import ARCHITECTURES
 
 EntryClass = [type(name, (torch.nn.Module,), {}) for name in ARCHITECTURES.values()]  # SGLang's name for it

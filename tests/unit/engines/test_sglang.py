@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from overlap_bench.engines import api
-from overlap_bench.engines.overlap.presets import PRESETS
+from overlap_bench.engines.presets import PRESETS
 from overlap_bench.engines.sglang import SPEC, engine
 from overlap_bench.engines.sglang.models import known
-from overlap_bench.engines.sglang_044 import engine as shared
-from overlap_bench.engines.sglang_044.folder import ARCHITECTURES
+from overlap_bench.engines.sglang_base import engine as shared
+from overlap_bench.engines.sglang_base.folder import ARCHITECTURES
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,15 @@ import torch
 from tokenizers import Tokenizer
 
 from overlap_bench.engines import api
-from overlap_bench.engines.overlap.presets import PRESETS
 from overlap_bench.engines.pace import Size, make_pace
 from overlap_bench.engines.paced.device import Program
-from overlap_bench.engines.sglang_044 import SPEC, absent, answer, engine, folder
+from overlap_bench.engines.presets import PRESETS
+from overlap_bench.engines.sglang_044 import SPEC, engine
+from overlap_bench.engines.sglang_044.absent import ABSENT
 from overlap_bench.engines.sglang_044.card import Card, _blocking, counted, lengths
 from overlap_bench.engines.sglang_044.toggles.sync import POLICIES, TOGGLE
+from overlap_bench.engines.sglang_base import absent, answer, folder
+from overlap_bench.engines.sglang_base import engine as shared
 from overlap_bench.engines.steps import DECODE, Steps
 
 
@@ -69,7 +72,7 @@ def test_each_choice_has_its_policy_and_means_nothing_without_overlap() -> None:
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "meta_path", [absent.Finder(absent.ABSENT), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [absent.Finder(ABSENT), *sys.meta_path])
     monkeypatch.setattr(absent, "_sealed", [])
     kept = dict(sys.modules)
     yield
@@ -213,24 +216,24 @@ def test_what_can_not_work_is_refused(
 ) -> None:
     def version(name: str) -> str:
         if found is None:
-            raise engine.PackageNotFoundError(name)
+            raise shared.PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr(engine, "version", version)
+    monkeypatch.setattr(shared, "version", version)
     monkeypatch.setattr(engine, "NEEDED", ())
     with pytest.raises(api.BadSetting, match=says):
         engine.build(api.EngineOptions(**options), {})
 
 
 def test_packages_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "version", lambda name: "0.4.4")
+    monkeypatch.setattr(shared, "version", lambda name: "0.4.4")
     monkeypatch.setattr(engine, "NEEDED", ("torch", "no_such_thing", "nor_this"))
     with pytest.raises(api.BadSetting, match="has no no_such_thing, no nor_this, which"):
         engine.build(api.EngineOptions(pace="10ms"), {})
 
 
 def test_a_driver_holds_the_interpreter_or_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "version", lambda name: "0.4.4")
+    monkeypatch.setattr(shared, "version", lambda name: "0.4.4")
     monkeypatch.setattr(engine, "NEEDED", ())
     monkeypatch.setenv("BENCH_SGLANG_GIL", "hold")
     with pytest.raises(api.BadSetting, match="BENCH_SGLANG_GIL is held or released, not 'hold'"):

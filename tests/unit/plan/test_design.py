@@ -16,7 +16,7 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.engines.openai import SPEC as OPENAI
 from overlap_bench.engines.overlap import SPEC
-from overlap_bench.engines.overlap.presets import TOKENIZER_FILE
+from overlap_bench.engines.presets import TOKENIZER_FILE
 from overlap_bench.engines.transformers import SPEC as TRANSFORMERS
 from overlap_bench.engines.vllm import SPEC as VLLM
 from overlap_bench.harness.metrics import definitions

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from overlap_bench.engines import api
-from overlap_bench.engines.overlap.presets import TOKENIZER_FILE
+from overlap_bench.engines.presets import TOKENIZER_FILE
 from overlap_bench.harness.analysis import frames
 from overlap_bench.harness.common import differences, machine
 from overlap_bench.harness.common.machine import Code, Machine
@@ -122,7 +122,7 @@ def test_a_manifest_comes_back(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("tokenizer", "kept"),
     [
-        (str(TOKENIZER_FILE), "engines.overlap.presets/tokenizer.json"),
+        (str(TOKENIZER_FILE), "engines.presets/tokenizer.json"),
         ("/home/me/.cache/models/m/tokenizer.json", None),  # the model's name says which it is
         ("mine/tokenizer.json", "mine/tokenizer.json"),  # as it was asked for
         (None, None),

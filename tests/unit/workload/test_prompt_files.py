@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from overlap_bench.engines.api import BadFile, BadSetting
-from overlap_bench.engines.overlap.presets import TOKENIZER_FILE
+from overlap_bench.engines.presets import TOKENIZER_FILE
 from overlap_bench.harness.workload import prompt_files
 from overlap_bench.harness.workload.check import check
 from overlap_bench.harness.workload.plan import plan, skipped

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_bench.engines.api import BadSetting
-from overlap_bench.engines.overlap.presets import TOKENIZER_FILE
+from overlap_bench.engines.presets import TOKENIZER_FILE
 from overlap_bench.harness.workload import traces
 from overlap_bench.harness.workload.check import check
 from overlap_bench.harness.workload.plan import plan, skipped

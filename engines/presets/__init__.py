@@ -206,3 +206,12 @@ def local_folder(name: str) -> Path | None:
     if not (folder / "config.json").is_file():
         raise BadFile(f"no model at {name}: there is no config.json in it")
     return folder
+
+
+def rescaling(name: str, tokens: int) -> str:
+    """Why longer contexts than those tokens are refused: keys from before them would be of other frequencies,
+    and so would all of a row beside a longer one."""
+    return (
+        f"{name} changes its rotary frequencies after {tokens} tokens, for whole batches (longrope): set "
+        "max_context to that or less"
+    )

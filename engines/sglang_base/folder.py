@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from overlap_bench.engines.overlap.presets import END_OF_TEXT_ID, Preset, widened
+from overlap_bench.engines.presets import END_OF_TEXT_ID, Preset, widened
 
 ARCHITECTURES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
 

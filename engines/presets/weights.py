@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from overlap_bench.engines.overlap.presets import Preset
+from overlap_bench.engines.presets import Preset
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""How tokenizer.json was made: `python -m overlap_bench.engines.overlap.presets.train_tokenizer`.
+"""How tokenizer.json was made: `python -m overlap_bench.engines.presets.train_tokenizer`.
 
 A byte-level BPE over the English that Python carries with it, so that the presets need no download. The file
 is committed, because the text differs between Python versions and a token must not.
