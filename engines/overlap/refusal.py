@@ -7,6 +7,7 @@ import math
 from overlap_bench.engines.api import EngineOptions, Request
 from overlap_bench.engines.overlap.kv_cache import BlockPool
 from overlap_bench.engines.overlap.request import Active
+from overlap_bench.engines.requests import why_impossible
 
 
 def why_refused(
@@ -14,25 +15,15 @@ def why_refused(
 ) -> str | None:
     """None where `active` can run with these options, a model of `vocabulary` ids, and this block pool.
     `chunks`: prompts are prefilled in chunks, so they may be longer than one prefill."""
-    prompt, most = len(active.prompt), active.request.max_new_tokens
-    if not prompt:
-        return "the prompt is empty"
-    if most < 1:
-        return f"max_new_tokens is {most}; at least one token must be asked for"
-    if prompt + most > options.max_context:
-        return f"a prompt of {prompt} tokens and {most} new ones exceed max_context={options.max_context}"
-    if prompt > options.prefill_max_tokens and not chunks:
-        return f"a prompt of {prompt} tokens exceeds prefill_max_tokens={options.prefill_max_tokens}"
-    if max(active.prompt) >= vocabulary or min(active.prompt) < 0:
-        return f"the prompt has ids beyond the model's vocabulary, 0 to {vocabulary - 1}"
-    if "" in active.request.stop:
-        return "a stop string is empty"
-    reason = _why_not_sampled(active.request, options) or _why_not_scored(active.request, options, vocabulary)
-    if reason is not None:
-        return reason
-    if pool.blocks_for(active.most_kv_tokens) > pool.capacity:
-        return f"{prompt + most} tokens do not fit into {pool.capacity} KV blocks of {pool.block_size}"
-    return None
+    request = active.request
+    reason = (
+        why_impossible(request, active.prompt, options, vocabulary, whole=not chunks)
+        or _why_not_sampled(request, options)
+        or _why_not_scored(request, options, vocabulary)
+    )
+    if reason is None and pool.blocks_for(active.most_kv_tokens) > pool.capacity:
+        return f"{active.limit} tokens do not fit into {pool.capacity} KV blocks of {pool.block_size}"
+    return reason
 
 
 def _why_not_sampled(request: Request, options: EngineOptions) -> str | None:

@@ -55,6 +55,12 @@ def load_model(name: str, dtype: torch.dtype, device: torch.device, seed: int) -
     return model.to(device).eval()
 
 
+def end_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """A configuration may name one end-of-text id, several, or none."""
+    ids: int | list[int] | None = model.generation_config.eos_token_id
+    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+
+
 def rescaled_after(config: PreTrainedConfig) -> int | None:
     """Tokens after which transformers takes a batch's longest row to choose all rows' rotary frequencies."""
     parameters = getattr(config, "rope_parameters", None) or {}

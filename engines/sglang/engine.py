@@ -9,10 +9,19 @@ from typing import Any
 
 from overlap_bench.engines import api
 from overlap_bench.engines.sglang import REPLACED, SPEC, VERSION
-from overlap_bench.engines.sglang.absent import ABSENT
 from overlap_bench.engines.sglang_base.engine import SglangEngine, check_interpreter, check_options
 
 MODELS = "overlap_bench.engines.sglang.models"
+# What is imported and no step of ours comes to: empty modules stand in for it.
+ABSENT = {
+    "sgl_kernel": "CUDA kernels of sampling, normalization and speculation",
+    "flashinfer": "attention and sampling on a card",
+    "vllm": "layers of models where no kernel of SGLang's own is there",
+    "tvm_ffi": "calls of kernels that SGLang compiles",
+    "torchvision": "pictures",
+    "gguf": "a format of weights",
+    "IPython": "display in notebooks",
+}
 NEEDED = ("torch", "triton", "transformers", "msgspec", "orjson", "openai", "compressed_tensors", "zmq")
 
 

@@ -7,22 +7,17 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from overlap_bench.engines import api
+from overlap_bench.engines.requests import Taken, reason_of
 
 if TYPE_CHECKING:
     from tokenizers.decoders import DecodeStream
 
 
 @dataclass(slots=True, eq=False)
-class Active:
-    """A request that was taken in, and how far it is. Equal only to itself."""
+class Active(Taken):
+    """A request that was taken in, with what SGLang is to answer, and what was said of that."""
 
-    request: api.Request
-    prompt: list[int]
-    accepted_ns: int
-    tokenized_ns: int
-    admitted_ns: int = -1
     answer: Any = ()
-    count: int = 0  # tokens that were said
     text: Text = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,26 +36,8 @@ class Active:
         if new or text:
             said.append(api.Chunk(self.request.id, new, text, stamps))
         if finished is not None:
-            said.append(self.finish(reason_of(finished)))
+            said.append(self.finish(reason_of(finished["type"], finished.get("matched"))))
         return said
-
-    def finish(self, reason: str) -> api.Finish:
-        return api.Finish(
-            self.request.id,
-            reason,
-            len(self.prompt),
-            self.count,
-            self.accepted_ns,
-            self.tokenized_ns,
-            self.admitted_ns,
-        )
-
-
-def reason_of(finished: dict[str, Any]) -> str:
-    """SGLang says "stop" for an end-of-text id as well as for a stop string."""
-    if finished["type"] == "stop":
-        return "stop" if isinstance(finished["matched"], str) else "eos"
-    return "length" if finished["type"] == "length" else "cancelled"
 
 
 class Text:

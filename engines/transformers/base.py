@@ -6,7 +6,6 @@ import logging
 import os
 import platform
 from collections import Counter
-from dataclasses import dataclass
 from importlib.metadata import version
 from time import perf_counter_ns
 
@@ -18,36 +17,14 @@ from overlap_bench.engines import api
 from overlap_bench.engines.machine import cpu_model
 from overlap_bench.engines.output import Opening, OutputProcessor, Produced, Stopped
 from overlap_bench.engines.presets import load_tokenizer, rescaling, tokenizer_file
-from overlap_bench.engines.presets.checkpoints import load_model, rescaled_after
+from overlap_bench.engines.presets.checkpoints import end_ids, load_model, rescaled_after
+from overlap_bench.engines.requests import Taken, why_impossible
 from overlap_bench.engines.transformers import SPEC
 
 USED = (
     "model", "device", "dtype", "seed", "max_batch_size", "prefill_max_tokens", "stream_interval",
     "max_context", "recorder",
 )  # fmt: skip
-
-
-@dataclass(slots=True, eq=False)
-class Active:
-    """A request that was taken in, and how far it is. Equal only to itself."""
-
-    request: api.Request
-    prompt: list[int]
-    accepted_ns: int
-    tokenized_ns: int
-    admitted_ns: int = -1
-    count: int = 0  # tokens so far
-
-    def finish(self, reason: str) -> api.Finish:
-        return api.Finish(
-            self.request.id,
-            reason,
-            len(self.prompt),
-            self.count,
-            self.accepted_ns,
-            self.tokenized_ns,
-            self.admitted_ns,
-        )
 
 
 class TransformersEngine(api.Engine):
@@ -65,11 +42,11 @@ class TransformersEngine(api.Engine):
     def prepare(self) -> None:
         """Be ready for the first request; the model is loaded."""
 
-    def queue(self, active: Active) -> None:
+    def queue(self, active: Taken) -> None:
         """Take a request that can be served."""
         raise NotImplementedError
 
-    def give_up(self, request: int) -> Active | None:
+    def give_up(self, request: int) -> Taken | None:
         """Stop work on the request with that id; None where it has ended."""
         raise NotImplementedError
 
@@ -92,7 +69,7 @@ class TransformersEngine(api.Engine):
         rescaled = rescaled_after(config)
         if rescaled and rescaled < options.max_context:
             raise api.BadSetting(rescaling(options.model, rescaled))
-        self.eos = _as_set(self.model.generation_config.eos_token_id)
+        self.eos = frozenset(end_ids(self.model))
         # Greedy and nothing else: a published generation config has temperatures and penalties of its own.
         self.model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
         self._vocabulary: int = config.vocab_size
@@ -110,11 +87,13 @@ class TransformersEngine(api.Engine):
             except Exception as error:  # the library raises nothing narrower
                 self._events.send([api.Error(request.id, f"the prompt can't be tokenized: {error}")])
                 return
-        reason = self._why_impossible(request, prompt)
+        reason = why_impossible(request, prompt, self.options, self._vocabulary)
+        if reason is None and request.temperature != 0:
+            reason = f"temperature is {request.temperature:g}; engine transformers decodes greedily"
         if reason is not None:
             self._events.send([api.Error(request.id, reason)])
         else:
-            self.queue(Active(request, prompt, accepted, perf_counter_ns()))
+            self.queue(Taken(request, prompt, accepted, perf_counter_ns()))
 
     def cancel(self, request: int) -> None:
         active = self.give_up(request)
@@ -134,13 +113,13 @@ class TransformersEngine(api.Engine):
 
     # -- tokens on their way out ---------------------------------------------------------------------------
 
-    def admit(self, active: Active, admitted_ns: int) -> None:
+    def admit(self, active: Taken, admitted_ns: int) -> None:
         """Its first step is about to run, or ran; before its first token is said."""
         active.admitted_ns = admitted_ns
         if active.request.stop:
             self.output.open(Opening(active.request.stop, active.finish("stop")))
 
-    def produce(self, active: Active, token: int, token_ns: int) -> Produced:
+    def produce(self, active: Taken, token: int, token_ns: int) -> Produced:
         """One token that was on the host at `token_ns`, with what ends its request where it does."""
         active.count += 1
         reason = None
@@ -158,27 +137,6 @@ class TransformersEngine(api.Engine):
                 self.output.close(active.finish("stop"))
 
     # -- small things --------------------------------------------------------------------------------------
-
-    def _why_impossible(self, request: api.Request, prompt: list[int]) -> str | None:
-        options, most = self.options, request.max_new_tokens
-        if not prompt:
-            return "the prompt is empty"
-        if most < 1:
-            return f"max_new_tokens is {most}; at least one token must be asked for"
-        if len(prompt) + most > options.max_context:
-            return (
-                f"a prompt of {len(prompt)} tokens and {most} new ones exceed "
-                f"max_context={options.max_context}"
-            )
-        if len(prompt) > options.prefill_max_tokens:
-            return f"a prompt of {len(prompt)} tokens exceeds prefill_max_tokens={options.prefill_max_tokens}"
-        if max(prompt) >= self._vocabulary or min(prompt) < 0:
-            return f"the prompt has ids beyond the model's vocabulary, 0 to {self._vocabulary - 1}"
-        if "" in request.stop:
-            return "a stop string is empty"
-        if request.temperature != 0:
-            return f"temperature is {request.temperature:g}; engine transformers decodes greedily"
-        return None
 
     def _describe(self) -> api.Description:
         cuda = self.device.type == "cuda"
@@ -214,8 +172,3 @@ def _find_device(kind: str) -> torch.device:
     if kind == "cuda":
         raise api.BadSetting("device 'cuda': torch finds no CUDA device here; leave --device auto")
     return torch.device("cpu")
-
-
-def _as_set(ids: int | list[int] | None) -> frozenset[int]:
-    """A configuration may name one end-of-text id, several, or none."""
-    return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)

@@ -22,7 +22,8 @@ from transformers.generation.continuous_batching.requests import GenerationOutpu
 from overlap_bench.engines import api
 from overlap_bench.engines.devices.loading import one_line
 from overlap_bench.engines.output import Produced
-from overlap_bench.engines.transformers.base import USED, Active, TransformersEngine
+from overlap_bench.engines.requests import Taken
+from overlap_bench.engines.transformers.base import USED, TransformersEngine
 
 
 class Outputs(OutputRouter):  # type: ignore[misc]  # transformers is not typed
@@ -88,7 +89,7 @@ class ContinuousEngine(TransformersEngine):
         self._manager.current_batch = 0
         self._manager.start()
         self._names = count()  # clients reuse ids, and old outputs may still be on their way
-        self._running: dict[str, Active] = {}  # by the manager's name for it
+        self._running: dict[str, Taken] = {}  # by the manager's name for it
         self._named: dict[int, str] = {}  # by request id
 
     def _by_version(self) -> dict[str, Any]:
@@ -105,7 +106,7 @@ class ContinuousEngine(TransformersEngine):
                 self.model.set_attn_implementation(f"paged|{self.model.config._attn_implementation}")
         return settings
 
-    def queue(self, active: Active) -> None:
+    def queue(self, active: Taken) -> None:
         name = str(next(self._names))
         self._running[name] = active
         self._named[active.request.id] = name
@@ -120,7 +121,7 @@ class ContinuousEngine(TransformersEngine):
         if added is None:
             raise self._ended()
 
-    def give_up(self, request: int) -> Active | None:
+    def give_up(self, request: int) -> Taken | None:
         name = self._named.pop(request, None)
         if name is None:
             return None
@@ -138,7 +139,7 @@ class ContinuousEngine(TransformersEngine):
             if not self._manager.is_running():
                 raise self._ended()
 
-    def _said(self, output: GenerationOutput, active: Active) -> list[Produced]:
+    def _said(self, output: GenerationOutput, active: Taken) -> list[Produced]:
         """The tokens that a request's output has beyond the previous one's."""
         if output.error is not None:
             self._forget(output.request_id, active)
@@ -161,7 +162,7 @@ class ContinuousEngine(TransformersEngine):
         error = self._manager.background_thread_status.fatal_error
         return api.EngineError(f"transformers' continuous batching ended: {one_line(error)}")
 
-    def _forget(self, name: str, active: Active) -> None:
+    def _forget(self, name: str, active: Taken) -> None:
         del self._running[name]
         if self._named.get(active.request.id) == name:
             del self._named[active.request.id]

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from overlap_bench.engines.transformers.base import USED, Active, TransformersEngine
+from overlap_bench.engines.requests import Taken
+from overlap_bench.engines.transformers.base import USED, TransformersEngine
 
 # A batch begins when it is full, or this long after its first request came: those of a burst arrive within a
 # few milliseconds, and without it the first of them would run alone and let all the others wait.
@@ -40,14 +41,14 @@ class StaticEngine(TransformersEngine):
     def prepare(self) -> None:
         self._most_rows = min(self.options.max_batch_size, self.options.prefill_max_batch_size)
         self._positions: int = self.model.config.get_text_config().max_position_embeddings
-        self._waiting: deque[Active] = deque()
-        self._running: dict[int, Active] = {}  # by request id
+        self._waiting: deque[Taken] = deque()
+        self._running: dict[int, Taken] = {}  # by request id
         self._go_on = True
 
-    def queue(self, active: Active) -> None:
+    def queue(self, active: Taken) -> None:
         self._waiting.append(active)
 
-    def give_up(self, request: int) -> Active | None:
+    def give_up(self, request: int) -> Taken | None:
         """A row of the batch stays in it, and its tokens are not looked at any more."""
         found = self._running.pop(request, None)
         if found is None:
@@ -76,10 +77,10 @@ class StaticEngine(TransformersEngine):
                 return
             self._go_on = self._pump(left / 1e9)
 
-    def _form_batch(self) -> list[Active]:
+    def _form_batch(self) -> list[Taken]:
         """The next ones that fit together. A row that ended is still computed, so the longest prompt plus the
         most new tokens must fit into the model's positions."""
-        batch: list[Active] = []
+        batch: list[Taken] = []
         longest = most = 0
         while self._waiting and len(batch) < self._most_rows:
             active = self._waiting[0]
@@ -91,7 +92,7 @@ class StaticEngine(TransformersEngine):
             batch.append(self._waiting.popleft())
         return batch
 
-    def _generate(self, batch: Sequence[Active]) -> None:
+    def _generate(self, batch: Sequence[Taken]) -> None:
         longest = max(len(active.prompt) for active in batch)
         ids = torch.zeros((len(batch), longest), dtype=torch.int64)
         mask = torch.zeros_like(ids)
@@ -111,7 +112,7 @@ class StaticEngine(TransformersEngine):
                 stopping_criteria=StoppingCriteriaList([EveryStep(partial(self._step, batch))]),
             )
 
-    def _step(self, batch: Sequence[Active], tokens: Sequence[int]) -> list[bool]:
+    def _step(self, batch: Sequence[Taken], tokens: Sequence[int]) -> list[bool]:
         """Send each row's token; returns which rows have ended: all of them if told to stop."""
         now = perf_counter_ns()
         produced = []
@@ -127,5 +128,5 @@ class StaticEngine(TransformersEngine):
         self._go_on = self._pump(0)
         return [not (self._go_on and self._runs(active)) for active in batch]
 
-    def _runs(self, active: Active) -> bool:
+    def _runs(self, active: Taken) -> bool:
         return self._running.get(active.request.id) is active

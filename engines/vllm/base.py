@@ -33,6 +33,7 @@ from overlap_bench.engines.pace import make_pace
 from overlap_bench.engines.presets import PRESETS, SHAPES, Preset, tokenizer_file
 from overlap_bench.engines.presets.checkpoints import save, save_without_weights
 from overlap_bench.engines.processes import with_below
+from overlap_bench.engines.requests import reason_of
 from overlap_bench.engines.tracing import listening
 from overlap_bench.engines.vllm import SPEC, fits, paced
 from overlap_bench.engines.vllm import toggles as changes
@@ -302,7 +303,7 @@ class Active:
         if tokens or completion.text:
             said.append(api.Chunk(self.request.id, tokens, completion.text, stamps))
         if output.finished:
-            said.append(self.finish(_reason(completion.finish_reason, completion.stop_reason)))
+            said.append(self.finish(reason_of(completion.finish_reason, completion.stop_reason)))
         return said
 
     def finish(self, reason: str) -> api.Finish:
@@ -317,13 +318,6 @@ class Active:
             tokenized,
             self.admitted_ns,
         )
-
-
-def _reason(reason: str | None, stopped_by: int | str | None) -> str:
-    """vLLM says "stop" for an end-of-text id as well as for a stop string."""
-    if reason == "stop":
-        return "stop" if isinstance(stopped_by, str) else "eos"
-    return "length" if reason == "length" else "cancelled"
 
 
 def _ns(seconds: float) -> int:

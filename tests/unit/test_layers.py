@@ -35,7 +35,7 @@ FLOORS: dict[str, tuple[set[str], ...]] = {
         {"clock", "shortages"},
         {"pace"},
         {"api"},
-        {"baton", "output", "presets", "tracing"},
+        {"baton", "output", "presets", "requests", "tracing"},
         {"devices", "host", "paced"},
         {"preflight", "steps"},
         {"sglang_base"},

@@ -14,7 +14,7 @@ from overlap_bench.engines.api import BadSetting
 from overlap_bench.engines.overlap.models import gpt2
 from overlap_bench.engines.overlap.models.contract import Attend, Shape
 from overlap_bench.engines.overlap.models.tensor_parallel import COLUMNS, ROWS, Group, Plan, shard
-from overlap_bench.engines.presets.checkpoints import load_model, rescaled_after
+from overlap_bench.engines.presets.checkpoints import end_ids, load_model, rescaled_after
 
 ATTENTION = "overlap-paged"
 _TELLING = ("window", "chunk", "local_att", "original_")  # in the names of numbers of tokens
@@ -66,7 +66,7 @@ class Published:
             width=getattr(config, "head_dim", None) or config.hidden_size // heads,
             vocabulary=config.vocab_size,
             positions=config.max_position_embeddings,
-            eos=_as_tuple(self._loaded.generation_config.eos_token_id),
+            eos=end_ids(self._loaded),
             window=getattr(config, "sliding_window", None),
             rescaled=rescaled_after(config),
             thresholds=tuple(_thresholds(config.to_dict())),
@@ -117,8 +117,3 @@ def _thresholds(values: dict[str, Any]) -> Iterator[int]:
             yield from _thresholds(value)
         elif type(value) is int and any(word in key for word in _TELLING):
             yield value
-
-
-def _as_tuple(ids: int | list[int] | None) -> tuple[int, ...]:
-    """A configuration may name one end-of-text id, several, or none."""
-    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)

@@ -20,8 +20,8 @@ from overlap_bench.engines import api
 from overlap_bench.engines.pace import Size, make_pace
 from overlap_bench.engines.paced.device import Program
 from overlap_bench.engines.presets import PRESETS
+from overlap_bench.engines.requests import reason_of
 from overlap_bench.engines.sglang_044 import SPEC, engine
-from overlap_bench.engines.sglang_044.absent import ABSENT
 from overlap_bench.engines.sglang_044.card import Card, _blocking, counted, lengths
 from overlap_bench.engines.sglang_044.toggles.sync import POLICIES, TOGGLE
 from overlap_bench.engines.sglang_base import absent, answer, folder
@@ -72,7 +72,7 @@ def test_each_choice_has_its_policy_and_means_nothing_without_overlap() -> None:
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "meta_path", [absent.Finder(ABSENT), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [absent.Finder(engine.ABSENT), *sys.meta_path])
     monkeypatch.setattr(absent, "_sealed", [])
     kept = dict(sys.modules)
     yield
@@ -197,7 +197,7 @@ def test_no_part_of_a_stop_string_is_said(tmp_path: Path) -> None:
 
 def test_the_reason_tells_an_end_of_text_from_a_stop_string() -> None:
     said = [{"type": "stop", "matched": 0}, {"type": "stop", "matched": "x"}, {"type": "abort"}]
-    assert [answer.reason_of(each) for each in said] == ["eos", "stop", "cancelled"]
+    assert [reason_of(each["type"], each.get("matched")) for each in said] == ["eos", "stop", "cancelled"]
 
 
 @pytest.mark.parametrize(
