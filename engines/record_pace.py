@@ -37,9 +37,6 @@ VLLM_CONTEXT = 304  # 256 tokens of prompt, and half of what follows
 SLEEP_CYCLES = 2_000_000  # about a millisecond of a card
 
 
-# -- the host ----------------------------------------------------------------------------------------------
-
-
 class _Request:
     def __init__(self, name: str, prompt: int) -> None:
         self.name = name
@@ -84,9 +81,6 @@ def probe() -> float:
         _schedule(40)
         taken.append(perf_counter_ns() - begin)
     return float(min(taken))
-
-
-# -- the model ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -136,9 +130,8 @@ def shape_of(model: str) -> Shape:
             gated="intermediate_size" in found,
         )
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise Refused(
-            f"no model '{model}': one of {', '.join(MODELS)}, or a config.json ({error})"
-        ) from error
+        known = ", ".join(MODELS)
+        raise Refused(f"no model '{model}': one of {known}, or a config.json ({error})") from error
     except KeyError as error:
         raise Refused(f"{path} names no {error}: a decoder's configuration does") from error
 
@@ -190,13 +183,12 @@ class Model:
                 kept = memory[index % len(memory)]
                 kept[0][:, :, -1:].copy_(key)
                 kept[1][:, :, -1:].copy_(value)
-                key, value = kept[0], kept[1]
+                key, value = kept
             attended = functional.scaled_dot_product_attention(
                 query, key, value, is_causal=not memory, enable_gqa=True
             )
-            state = state + functional.linear(
-                attended.transpose(1, 2).reshape(rows, tokens, -1), layer["out"]
-            )
+            attended = attended.transpose(1, 2).reshape(rows, tokens, -1)
+            state = state + functional.linear(attended, layer["out"])
             up = functional.linear(functional.rms_norm(state, (shape.hidden,), layer["norm"]), layer["up"])
             if shape.gated:
                 gate, up = up.chunk(2, -1)
@@ -206,9 +198,6 @@ class Model:
             state = state + functional.linear(up, layer["down"])
         last = functional.rms_norm(state[:, -1], (shape.hidden,), self.norm)
         return functional.linear(last, self.embedding).argmax(-1)
-
-
-# -- the card ----------------------------------------------------------------------------------------------
 
 
 def captured(torch: Any, run: Callable[[], Any]) -> Any:
@@ -231,18 +220,14 @@ def device_ms(torch: Any, graph: Any) -> float:
         mark.record()
         graph.replay()
     torch.cuda.synchronize()
-    taken = [begin.elapsed_time(end) for begin, end in pairwise(marks[2:])]
-    return median(taken)
+    return median([begin.elapsed_time(end) for begin, end in pairwise(marks[2:])])
 
 
-def decode_ms(torch: Any, model: Model, context: int, batch: int) -> float:
-    ids, memory = torch.zeros(batch, 1, device="cuda", dtype=torch.int64), model.memory(batch, context)
+def forward_ms(model: Model, context: int, rows: int, tokens: int) -> float:
+    """A forward of that many new tokens a row behind `context` others, as one graph."""
+    torch, memory = model.torch, model.memory(rows, context) if context else ()
+    ids = torch.zeros(rows, tokens, device="cuda", dtype=torch.int64)
     return device_ms(torch, captured(torch, lambda: model.forward(ids, memory)))
-
-
-def prefill_ms(torch: Any, model: Model, tokens: int) -> float:
-    ids = torch.zeros(1, tokens, device="cuda", dtype=torch.int64)
-    return device_ms(torch, captured(torch, lambda: model.forward(ids, ())))
 
 
 def as_far_as_fits(
@@ -266,35 +251,27 @@ def ledger(torch: Any, model: Model, context: int) -> dict[str, float]:
     """Nanoseconds of a driver's calls. Launch, copy and pin are timed beside the same call on the CPU, which
     has the Python and the dispatch and no driver."""
 
-    def call_ns(call: Callable[[], Any], settle: Callable[[], Any] | None = None) -> float:
+    def call_ns(call: Callable[[], Any], settles: bool = True, calls: int = CALLS, every: int = 20) -> float:
         taken = []
-        for index in range(CALLS):
-            if settle is not None and index % 20 == 0:
-                settle()  # else a full queue would be measured
+        for index in range(calls):
+            if settles and index % every == 0:
+                torch.cuda.synchronize()  # else a full queue would be measured
             begin = perf_counter_ns()
             call()
             taken.append(perf_counter_ns() - begin)
         return median(taken)
 
-    settle = torch.cuda.synchronize
     there, here = torch.zeros(1, device="cuda"), torch.zeros(1)
     pinned, far = torch.zeros(1024, pin_memory=True), torch.zeros(1024, device="cuda")
     near, plain = torch.zeros(1024), torch.zeros(1024)
     ids, memory = torch.zeros(1, 1, device="cuda", dtype=torch.int64), model.memory(1, context)
     graph = captured(torch, lambda: model.forward(ids, memory))
-    replays = []
-    for _ in range(TRIES):
-        settle()
-        begin = perf_counter_ns()
-        graph.replay()
-        replays.append(perf_counter_ns() - begin)
-    settle()
     costs = {
-        "launch": call_ns(lambda: there.add_(1), settle) - call_ns(lambda: here.add_(1)),
-        "replay": median(replays),
-        "copy": call_ns(lambda: far.copy_(pinned, non_blocking=True), settle)
-        - call_ns(lambda: near.copy_(plain, non_blocking=True)),
-        "pin": call_ns(lambda: plain.pin_memory(), settle) - call_ns(plain.clone),
+        "launch": call_ns(lambda: there.add_(1)) - call_ns(lambda: here.add_(1), settles=False),
+        "replay": call_ns(graph.replay, calls=TRIES, every=1),
+        "copy": call_ns(lambda: far.copy_(pinned, non_blocking=True))
+        - call_ns(lambda: near.copy_(plain, non_blocking=True), settles=False),
+        "pin": call_ns(lambda: plain.pin_memory()) - call_ns(plain.clone, settles=False),
         "wake": median([wake_ns(torch) for _ in range(TRIES)]),
     }
     return {name: max(0.0, ns) for name, ns in costs.items()}
@@ -310,9 +287,6 @@ def wake_ns(torch: Any) -> float:
     ended.record()
     ended.synchronize()
     return perf_counter_ns() - seen - float(begun.elapsed_time(ended)) * 1e6
-
-
-# -- vLLM --------------------------------------------------------------------------------------------------
 
 
 def vllm_ms(config: Path, asynchronous: bool, batches: Sequence[int]) -> dict[int, float]:
@@ -343,25 +317,18 @@ def of_vllm(shape: Shape, batches: Sequence[int]) -> dict[str, dict[int, float]]
     if not shape.gated or find_spec("vllm") is None:
         return {}
     config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head,
-        "intermediate_size": shape.inner,
-        "vocab_size": shape.vocabulary,
-        "max_position_embeddings": 4096,
-        "torch_dtype": "bfloat16",
-    }
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16",
+        "hidden_size": shape.hidden, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads, "head_dim": shape.head, "intermediate_size": shape.inner,
+        "vocab_size": shape.vocabulary, "max_position_embeddings": 4096,
+    }  # fmt: skip
     found = {}
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config), "utf-8")
         for word in ("off", "on"):
             say(f"  vLLM with async scheduling {word}")
-            command = [sys.executable, __file__, "--vllm", word, "--model", folder]
-            command += ["--batches", ",".join(map(str, batches))]
+            asked = ",".join(map(str, batches))
+            command = [sys.executable, __file__, "--vllm", word, "--model", folder, "--batches", asked]
             ended = subprocess.run(command, capture_output=True, text=True)
             lines = [line for line in ended.stdout.splitlines() if line.startswith('{"batches"')]
             if ended.returncode or not lines:
@@ -370,9 +337,6 @@ def of_vllm(shape: Shape, batches: Sequence[int]) -> dict[str, dict[int, float]]
                 return {}
             found[word] = {int(batch): ms for batch, ms in json.loads(lines[-1])["batches"].items()}
     return found
-
-
-# -- the profile -------------------------------------------------------------------------------------------
 
 
 def median(values: Sequence[float]) -> float:
@@ -404,13 +368,10 @@ def pace_text(table: Mapping[int, float], factor: str) -> str:
 
 def toml(name: str, profile: Mapping[str, Any]) -> str:
     """A table of texts and numbers, and tables below it."""
-    plain = {key: value for key, value in profile.items() if not isinstance(value, Mapping)}
-    lines = [
-        f"[{name}]",
-        *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items()),
-    ]
-    below = [toml(f"{name}.{key}", value) for key, value in profile.items() if isinstance(value, Mapping)]
-    return "\n\n".join(["\n".join(lines), *below])
+    below = {key: value for key, value in profile.items() if isinstance(value, Mapping)}
+    plain = [f"{key} = {json.dumps(profile[key], ensure_ascii=False)}" for key in profile if key not in below]
+    tables = [toml(f"{name}.{key}", each) for key, each in below.items()]
+    return "\n\n".join(["\n".join([f"[{name}]", *plain]), *tables])
 
 
 def record(
@@ -431,6 +392,7 @@ def record(
             batch: max(1e-4, min(ms, vllm["on"][batch] - slope * batch * VLLM_CONTEXT / 1e6))
             for batch, ms in table.items()
         }
+    told = {word: {str(at): round(ms, 4) for at, ms in found.items()} for word, found in vllm.items()}
     today, python = date.today().isoformat(), platform.python_version()
     called = Path(model).resolve().parent.name if model.endswith(".json") else Path(model).name
     profile = {
@@ -440,10 +402,7 @@ def record(
         "source": f"recorded on {today}: {of_what}",
         "host_ns": round(host_ns),
         "host": f"{cpu()}, Python {python}, measured",
-        "ledger": {
-            **{name: f"{ns:.0f}ns" for name, ns in costs.items()},
-            "source": "measured, by torch.cuda",
-        },
+        "ledger": {name: f"{ns:.0f}ns" for name, ns in costs.items()} | {"source": "measured, by torch.cuda"},
         "facts": {
             "card": card,
             "driver": driver(),
@@ -453,10 +412,7 @@ def record(
             "date": today,
             "shape": asdict(shape),
             "fit_error": round(error, 4),  # of a decode step at most, relative
-            "vllm_ms": {
-                f"async_{word}": {str(batch): round(ms, 4) for batch, ms in found.items()}
-                for word, found in vllm.items()
-            },
+            "vllm_ms": {f"async_{word}": found for word, found in told.items()},
         },
     }
     return toml(re.sub(r"[^\w-]+", "-", f"{called}-{card}").strip("-").lower(), profile) + "\n"
@@ -472,10 +428,10 @@ def measured(
         raise Refused("the card's memory does not hold the model: try --model qwen2.5-0.5b") from error
     stepped = {}
     for context in contexts:
-        measure = partial(decode_ms, torch, model, context)
+        measure = partial(forward_ms, model, context, tokens=1)
         found = as_far_as_fits(torch, f"decode at context {context}, batch", measure, batches)
         stepped.update({(batch, context): ms for batch, ms in found.items()})
-    prefilled = as_far_as_fits(torch, "prefill, tokens", partial(prefill_ms, torch, model), tokens)
+    prefilled = as_far_as_fits(torch, "prefill, tokens", partial(forward_ms, model, 0, 1), tokens)
     if not stepped or not prefilled:
         raise Refused("the card's memory holds the model and no request: try --model qwen2.5-0.5b")
     return stepped, prefilled, ledger(torch, model, contexts[0])
@@ -484,18 +440,15 @@ def measured(
 def driver() -> str:
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return (
-            subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.split("\n")[0].strip()
-        )
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
+        return said.partition("\n")[0].strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
 def cpu() -> str:
-    try:
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text("utf-8"))
-    except OSError:
-        found = None
+    known = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", known.read_text("utf-8")) if known.exists() else None
     return found[1].strip() if found else platform.machine()
 
 
@@ -510,17 +463,16 @@ def numbers(text: str) -> tuple[int, ...]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, help="the profile's file (NAME.toml, by model and card)")
-    parser.add_argument(
-        "--model", default="llama3-8b", help=f"{', '.join(MODELS)}, or a config.json (llama3-8b)"
-    )
-    parser.add_argument("--batches", type=numbers, default=BATCHES, help=argparse.SUPPRESS)
-    parser.add_argument("--contexts", type=numbers, default=CONTEXTS, help=argparse.SUPPRESS)
-    parser.add_argument("--tokens", type=numbers, default=TOKENS, help=argparse.SUPPRESS)
+    models = f"{', '.join(MODELS)}, or a config.json (llama3-8b)"
+    parser.add_argument("--model", default="llama3-8b", help=models)
+    for name, sizes in (("--batches", BATCHES), ("--contexts", CONTEXTS), ("--tokens", TOKENS)):
+        parser.add_argument(name, type=numbers, default=sizes, help=argparse.SUPPRESS)
     parser.add_argument("--vllm", choices=("off", "on"), help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     if asked.vllm:
-        found = vllm_ms(Path(asked.model), asked.vllm == "on", asked.batches)
-        print(json.dumps({"batches": found}), flush=True)
+        print(
+            json.dumps({"batches": vllm_ms(Path(asked.model), asked.vllm == "on", asked.batches)}), flush=True
+        )
         return 0
     try:
         shape_of(asked.model)
@@ -529,9 +481,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ModuleNotFoundError as error:
             raise Refused(f"{sys.executable} has no torch: run it where torch finds the card") from error
         if not torch.cuda.is_available():
-            raise Refused(
-                f"torch {torch.__version__} finds no CUDA card here: run it on the machine that has one"
-            )
+            found = f"torch {torch.__version__} finds no CUDA card here"
+            raise Refused(f"{found}: run it on the machine that has one")
         text = record(torch, asked.model, asked.batches, asked.contexts, asked.tokens)
         out = asked.out or Path(f"{text[1:].partition(']')[0]}.toml")
         out.write_text(text, "utf-8")
@@ -544,7 +495,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     # Run by its path, this file's folder comes first, and some of its neighbours are called vllm and openai.
-    sys.path[:] = [
-        each for each in sys.path if Path(each or ".").resolve() != Path(__file__).resolve().parent
-    ]
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [each for each in sys.path if Path(each or ".").resolve() != here]
     sys.exit(main())
