@@ -4,47 +4,15 @@ Importing this package costs milliseconds, so that a command line can list and c
 """
 
 from overlap_bench.engines.api import EngineSpec, Setting
-from overlap_bench.engines.overlap.toggles import (
-    accept,
-    chunk,
-    d2h,
-    gc,
-    gil,
-    graph,
-    h2d,
-    launch,
-    output,
-    prefill,
-    schedule,
-    share,
-    spec,
-    steps,
-    sync,
-    tables,
-)
+from overlap_bench.engines.overlap import toggles
 from overlap_bench.engines.presets import PRESETS
+
+TOGGLES = {each.TOGGLE.name: each for each in toggles.found()}
 
 SPEC = EngineSpec(
     name="overlap",
     summary="the built-in engine: continuous batching, paged KV cache, every optimization a toggle",
-    toggles=(
-        schedule.TOGGLE,
-        launch.TOGGLE,
-        sync.TOGGLE,
-        h2d.TOGGLE,
-        d2h.TOGGLE,
-        output.TOGGLE,
-        graph.TOGGLE,
-        tables.TOGGLE,
-        prefill.TOGGLE,
-        chunk.TOGGLE,
-        steps.TOGGLE,
-        spec.TOGGLE,
-        accept.TOGGLE,
-        gil.TOGGLE,
-        gc.TOGGLE,
-        share.TOGGLE,
-    ),
+    toggles=tuple(each.TOGGLE for each in TOGGLES.values()),
     settings=(Setting("ranks", "devices that one model spans, each with a part of its weights (1)"),),
     build=f"{__name__}.engine:build",
     packages=("overlap_bench.engines",),
@@ -57,8 +25,8 @@ SPEC = EngineSpec(
     scores=True,
     samples=True,
     takes_turns=True,
-    overlapping={"schedule": ("overlap",)},
-    composing=("chunk", "steps", "spec"),
+    overlapping={name: each.OVERLAPPING for name, each in TOGGLES.items() if hasattr(each, "OVERLAPPING")},
+    composing=tuple(name for name, each in TOGGLES.items() if getattr(each, "COMPOSING", False)),
     paced={"model": "micro-gpt2", "device": "emulated"},  # which computes well before its time is up
     presets=tuple(PRESETS),
 )

@@ -51,8 +51,8 @@ class Forward:
         began = record.begin(LAUNCH, step.number)
         self.fence()
         self.plant.delay_device(step.number)
-        program, *arguments = step.batch.program
-        device.launch(program, *arguments, stream=self.stream, step=step.number)
+        program = step.batch.program
+        device.launch(program.name, *program.arguments, stream=self.stream, step=step.number)
         step.launch_done.set()
         self.d2h.start(step)
         record.end(LAUNCH, step.number, began)

@@ -12,7 +12,6 @@ greedy, some sampled, some sampled behind a filter, which takes a sort; and some
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 # 8-byte arrays first: every array then begins on a multiple of its own item size.
@@ -55,11 +54,6 @@ class Array:
         return self.count * ITEM_BYTES[self.dtype]
 
 
-def families(sampling: bool, scoring: bool) -> list[str]:
-    """The families that an engine started with these options needs."""
-    return ["greedy", *(["sampled", "filtered"] if sampling else []), *(["scored"] if scoring else [])]
-
-
 def program_name(kind: str, family: str) -> str:
     """What the program of a kind ("prefill", "extend", "mixed", "decode", "verify") is called in a family."""
     return kind if family == "greedy" else f"{kind}_{family}"
@@ -83,39 +77,6 @@ def lay_out(tokens: int, batch: int, blocks: int, family: str = "greedy") -> tup
             arrays.append(Array(name, dtype, offset, counts[name]))
             offset += arrays[-1].nbytes
     return tuple(arrays)
-
-
-def lay_out_all(
-    *,
-    prefill_max_tokens: int,
-    prefill_max_batch_size: int,
-    decode_shapes: Iterable[Sequence[int]],
-    prefix_cache: bool,
-    families: Iterable[str],
-    persistent_tables: bool,
-    chunk_tokens: int,
-    drafts: bool,
-) -> dict[str, tuple[Array, ...]]:
-    """Every metadata buffer of a module by its name: one per prefill program, one per program of mixed steps
-    where prompts go in chunks, one per decode program and shape (batch, blocks). With persistent tables, a
-    decode step is told none."""
-    shapes = list(decode_shapes)
-    most_requests, most_blocks = (max(each) for each in zip(*shapes, strict=True))
-    decode = "verify" if drafts else "decode"
-    layouts = {}
-    for family in families:
-        prompts = prefill_max_tokens, prefill_max_batch_size
-        layouts[program_name("prefill", family)] = lay_out(*prompts, 0, family)
-        if prefix_cache:
-            layouts[program_name("extend", family)] = lay_out(*prompts, most_blocks, family)
-        if chunk_tokens:
-            most = chunk_tokens + most_requests
-            layouts[program_name("mixed", family)] = lay_out(most, most_requests, most_blocks, family)
-        for batch, blocks in shapes:
-            name = f"{program_name(decode, family)}.{batch}.{blocks}"
-            told_blocks = 0 if persistent_tables else blocks
-            layouts[name] = lay_out(0 if drafts else batch, batch, told_blocks, family)
-    return layouts
 
 
 def nbytes(arrays: tuple[Array, ...]) -> int:

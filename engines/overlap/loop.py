@@ -2,7 +2,7 @@
 
 A step's way: scheduler.schedule -> h2d.stage -> launch.submit -> Forward.run (metadata in, model, ids out) ->
 d2h.finish -> scheduler.append -> output. The future map: the host asks for a token it does not know by its
-request's slot (scheduler._newest_tokens); the device looks it up (model._forward) and writes the next one
+request's slot (batch._newest_tokens); the device looks it up (model._forward) and writes the next one
 (model._sample). Where a model spans several devices, the other ranks are told of the step (ranks.send) ahead
 of h2d.stage, and go from there to a Forward.run of their own (rank_process.py).
 """
@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from overlap_bench.engines.api import Finish
 from overlap_bench.engines.output import Opening, Produced
+from overlap_bench.engines.overlap.batch import Batch
+from overlap_bench.engines.overlap.plant import Plant
+from overlap_bench.engines.overlap.programs import Mixed
+from overlap_bench.engines.overlap.ranks import OtherRanks
 from overlap_bench.engines.overlap.recorder import (
     APPEND,
     METADATA,
@@ -28,17 +31,13 @@ from overlap_bench.engines.overlap.recorder import (
     WAIT_LAUNCH_DONE,
     Recorder,
 )
+from overlap_bench.engines.overlap.request import Active
+from overlap_bench.engines.overlap.scheduler import Scheduler
 from overlap_bench.engines.overlap.step import Step
-
-if TYPE_CHECKING:
-    from overlap_bench.engines.overlap.plant import Plant
-    from overlap_bench.engines.overlap.ranks import OtherRanks
-    from overlap_bench.engines.overlap.request import Active
-    from overlap_bench.engines.overlap.scheduler import Batch, Scheduler
-    from overlap_bench.engines.overlap.toggles.d2h import DeviceToHost
-    from overlap_bench.engines.overlap.toggles.h2d import HostToDevice
-    from overlap_bench.engines.overlap.toggles.launch import Launch
-    from overlap_bench.engines.overlap.toggles.output import Output
+from overlap_bench.engines.overlap.toggles.d2h import DeviceToHost
+from overlap_bench.engines.overlap.toggles.h2d import HostToDevice
+from overlap_bench.engines.overlap.toggles.launch import Launch
+from overlap_bench.engines.overlap.toggles.output import Output
 
 Pump = Callable[[float | None], bool]
 NO_STEP = -1
@@ -91,7 +90,8 @@ class Loop:
             self.recorder.forget(RECV, number)  # the step may come much later, after a wait
             return None
         self.next_step += 1
-        self.recorder.add_step(number, batch.kind, len(batch.requests), batch.tokens, batch.preempted)
+        kind, tokens = batch.program.kind, batch.program.tokens
+        self.recorder.add_step(number, kind, len(batch.requests), tokens, batch.preempted)
         if batch.cached_tokens:
             self.counters["prefix_cached_tokens"] += batch.cached_tokens
         self.recorder.end(SCHEDULE, number, began)
@@ -102,15 +102,16 @@ class Loop:
         step = Step(number, batch, self.h2d.stage(batch))
         self.recorder.end(METADATA, number, began)
         self.plant.delay_host()
-        if batch.length:
+        if batch.program.kind != "decode":
             self.open(batch)
         return step
 
     def open(self, batch: Batch) -> None:
         """Announce requests that get their first token, and have stop strings, to the output."""
-        if batch.mixed:
-            self.counters["prompt_chunks"] += batch.rows - batch.decode_rows
-        for active in batch.given[batch.decode_rows :]:
+        program = batch.program
+        if isinstance(program, Mixed):
+            self.counters["prompt_chunks"] += program.prompts
+        for active in batch.given[program.decode_rows :]:
             if active.request.stop and not active.tokens:
                 ending = msgspec.structs.replace(finish_event(active), reason="stop")
                 self.output.open(Opening(active.request.stop, ending))

@@ -18,22 +18,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from overlap_bench.engines.api import BadSetting
 from overlap_bench.engines.overlap.attention import Mixed, Paged, Pages, Prefill, slots_at
-from overlap_bench.engines.overlap.layout import (
-    DUMMY_SLOT,
-    FAMILIES,
-    Array,
-    lay_out_all,
-    nbytes,
-    program_name,
-)
+from overlap_bench.engines.overlap.config import ModelConfig
+from overlap_bench.engines.overlap.drafts import Drafts
+from overlap_bench.engines.overlap.layout import DUMMY_SLOT, FAMILIES, Array, nbytes, program_name
 from overlap_bench.engines.overlap.model_check import A_FEW_TOKENS, check_model
 from overlap_bench.engines.overlap.models import open_model
-from overlap_bench.engines.overlap.models.contract import Attend
+from overlap_bench.engines.overlap.models.contract import Attend, Model
 from overlap_bench.engines.overlap.models.tensor_parallel import Group, join
 from overlap_bench.engines.overlap.plant import PROGRAM, delay_program
 from overlap_bench.engines.overlap.sampler import sample, sample_greedy
@@ -48,54 +44,19 @@ class OverlapModule:
     """A model, its KV cache and its static buffers on one device (engines.devices.base.Module)."""
 
     def __init__(
-        self,
-        device: torch.device,
-        *,
-        model: str,
-        dtype: str,
-        seed: int,
-        max_batch_size: int,
-        prefill_max_batch_size: int,
-        prefill_max_tokens: int,
-        max_context: int,
-        num_blocks: int,
-        block_size: int,
-        decode_shapes: list[list[int]],
-        prefix_cache: bool,
-        families: list[str],
-        persistent_tables: bool,
-        steps: int,
-        chunk_tokens: int,
-        drafts: int,
-        place: list[Any] | None = None,
+        self, device: torch.device, config: ModelConfig, place: tuple[int, int, str] | None = None
     ) -> None:
-        torch_dtype = getattr(torch, dtype)
-        self.device = device
-        if place:
-            rank, ranks, store = place
-            group = Group(rank, ranks)
-            self._model = open_model(model, torch_dtype, device, seed, group)
-            join(device, group, store)  # what can't be divided was refused by now, without waiting for anyone
-        else:
-            self._model = open_model(model, torch_dtype, device, seed)
+        self.device, self.config = device, config
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        self._model = _open(device, config, dtype, place)
         self.root = self._model.root
-        has = self._model.shape
-        self.layers = has.layers
-        self.queries_per_head = has.heads // has.kv_heads
-        self.steps = steps
-        self.positions = has.positions
-        shape = (num_blocks, block_size, has.kv_heads, has.width)
-        if max_context > has.positions:
-            raise BadSetting(f"{model} has {has.positions} positions: set max_context to that or less")
-        if has.window and has.window < max_context:
-            raise BadSetting(f"{model} looks back {has.window} tokens only: set max_context to that or less")
-        if has.rescaled and has.rescaled < max_context:
-            raise BadSetting(rescaling(model, has.rescaled))
-        check_model(model, self._model, torch_dtype, device, max_context)
-        kv_bytes_per_token = 2 * has.layers * has.kv_heads * has.width * torch_dtype.itemsize
-        _check_room(device, num_blocks, num_blocks * block_size * kv_bytes_per_token)
-        keys, values = (self._zeros_per_layer(shape, torch_dtype) for _ in range(2))
-        self.pages = Pages(keys, values, block_size)
+        self.shape = has = self._model.shape
+        self._queries_per_head = has.heads // has.kv_heads
+        kv_shape = (config.num_blocks, config.block_size, has.kv_heads, has.width)
+        kv_bytes_per_token = 2 * has.layers * has.kv_heads * has.width * dtype.itemsize
+        _check_room(device, config.num_blocks, config.num_blocks * config.block_size * kv_bytes_per_token)
+        keys, values = ([self._zeros(*kv_shape, dtype=dtype) for _ in range(has.layers)] for _ in range(2))
+        self.pages = Pages(keys, values, config.block_size)
         self.facts = {
             "vocabulary": has.vocabulary,
             "context": has.positions,
@@ -105,65 +66,47 @@ class OverlapModule:
             "largest_logit": self._few_logits().abs().max().item(),
         }
 
-        # One future token per request slot; the last entry is where padding rows write.
-        self.future = torch.zeros(max_batch_size + 1, dtype=torch.int64, device=device)
-        if (
-            drafts
-        ):  # what each slot's request has said so far, and how much of it: the padding slot comes last
-            width = max_context + 2 * (drafts + 1) + 1  # a step under way may run past the end once more
-            self.history = torch.zeros(max_batch_size + 1, width, dtype=torch.int64, device=device)
-            self.lengths = torch.ones(max_batch_size + 1, dtype=torch.int64, device=device)
-        self.drafts = drafts
-        rows = max(prefill_max_batch_size, *(batch for batch, _ in decode_shapes))
-        ids = rows * (drafts + 2) if drafts else rows * steps  # with drafts, a count for each row comes last
-        self.sampled_ids = torch.zeros(ids, dtype=torch.int64, device=device)
+        slots = config.max_batch_size + 1  # one for each request; the last one is where padding rows write
+        self.future = self._zeros(slots)  # the token that each is about to get
+        self._history = Drafts(config, slots, device) if config.drafts else None
+        ids = config.max_batch_size * (config.gives + (config.drafts > 0))  # with drafts, a count comes last
+        self.sampled_ids = self._zeros(ids)
         self.buffers = {"sampled_ids": self.sampled_ids}
-        self._arrays: dict[str, dict[str, Tensor]] = {}
-        most_blocks = max(blocks for _, blocks in decode_shapes)
-        gathered = max(batch * blocks for batch, blocks in decode_shapes)
-        self._gathered = [
-            torch.zeros(gathered, *shape[1:], dtype=torch_dtype, device=device) for _ in range(2)
-        ]
+        if config.persistent_tables:
+            self.buffers["block_tables"] = self._zeros(slots, config.block_buckets[-1], dtype=torch.int32)
+        self._arrays = {name: self._lay_out(name, arrays) for name, arrays in config.layouts.items()}
+        self.programs = self._named_programs()
+
+        most = config.max_batch_size * config.block_buckets[-1]
+        self._gathered = [self._zeros(most, *kv_shape[1:], dtype=dtype) for _ in range(2)]
+        self._places = torch.arange(config.block_buckets[-1] * config.block_size, device=device)
+        self._no_bias = self._zeros(dtype=dtype)
+        self._masked = torch.full((), float("-inf"), dtype=dtype, device=device)
+
+    def _named_programs(self) -> dict[str, Callable[..., None]]:
+        """Each kind that the configuration calls for, in each family."""
         kinds: dict[str, Callable[..., None]] = {"prefill": self.prefill}
-        kinds |= {"verify": self.verify} if drafts else {"decode": self.decode}
-        if prefix_cache:
+        kinds |= {"verify": self.verify} if self.config.drafts else {"decode": self.decode}
+        if self.config.prefix_cache:
             kinds["extend"] = self.extend
-        if chunk_tokens:
+        if self.config.chunk_tokens:
             kinds["mixed"] = self.mixed
-        self.programs: dict[str, Callable[..., None]] = {
+        named: dict[str, Callable[..., None]] = {
             program_name(kind, family): partial(run, family=family)
             for kind, run in kinds.items()
-            for family in families
+            for family in self.config.families
         }
-        self.programs[PROGRAM] = delay_program(device)
-        layouts = lay_out_all(
-            prefill_max_tokens=prefill_max_tokens,
-            prefill_max_batch_size=prefill_max_batch_size,
-            decode_shapes=decode_shapes,
-            prefix_cache=prefix_cache,
-            families=families,
-            persistent_tables=persistent_tables,
-            chunk_tokens=chunk_tokens,
-            drafts=drafts > 0,
-        )
-        for name, arrays in layouts.items():
-            self._add_metadata(name, arrays)
-        if persistent_tables:  # a row per request slot; the last one is padding's
-            table = (max_batch_size + 1, most_blocks)
-            self.buffers["block_tables"] = torch.zeros(table, dtype=torch.int32, device=device)
-        self._places = torch.arange(most_blocks * block_size, device=device)
-        self._no_bias = torch.zeros((), dtype=torch_dtype, device=device)
-        self._masked = torch.full((), float("-inf"), dtype=torch_dtype, device=device)
+        return named | {PROGRAM: delay_program(self.device)}
 
     def sizes(self, program: str, *arguments: int) -> Sequence[Size]:
         """Rows and tokens of a step's program as it runs, padding included; a mixed one has both."""
         match program.partition("_")[0], arguments:
             case "decode", (batch, blocks):
-                return [Size("decode", batch, batch, blocks * self.pages.block_size, self.steps)]
+                return [Size("decode", batch, batch, blocks * self.pages.block_size, self.config.steps)]
             case (("prefill" | "extend"), (batch, length, *_)):
                 return [Size("prefill", batch, batch * length, length)]
             case "verify", (batch, blocks):
-                rows = batch * (self.drafts + 1)
+                rows = batch * self.config.gives
                 return [Size("decode", rows, rows, blocks * self.pages.block_size)]
             case "mixed", (batch, reach, prompts, length, _):
                 prefill = Size("prefill", prompts, prompts * length, length)
@@ -179,52 +122,58 @@ class OverlapModule:
         hidden = self._model.hidden(ids, positions, Prefill(self.pages, nowhere))
         return self._model.logits(hidden)[0, -1]
 
-    def _zeros_per_layer(self, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
-        return [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(self.layers)]
+    def _zeros(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
-    def _add_metadata(self, name: str, arrays: tuple[Array, ...]) -> None:
+    def _lay_out(self, name: str, arrays: tuple[Array, ...]) -> dict[str, Tensor]:
         """A static metadata buffer, and the typed views of it that the program reads."""
-        raw = torch.zeros(nbytes(arrays), dtype=torch.uint8, device=self.device)
-        self.buffers[name] = raw
-        self._arrays[name] = {
+        raw = self.buffers[name] = self._zeros(nbytes(arrays), dtype=torch.uint8)
+        views: dict[str, Tensor] = {
             array.name: raw[array.offset : array.offset + array.nbytes].view(getattr(torch, array.dtype))
             for array in arrays
         }
-        if "context_lens" in self._arrays[name]:
-            self._arrays[name]["context_lens"].fill_(1)  # for warm-ups: a row must attend to something
+        if "context_lens" in views:
+            views["context_lens"].fill_(1)  # for warm-ups: a row must attend to something
+        return views
 
     def prefill(self, batch: int, length: int, family: str = "greedy") -> None:
         """Run `batch` prompts of at most `length` tokens and sample the first token of each."""
-        tokens = batch * length
         arrays = self._arrays[program_name("prefill", family)]
-        work = Prefill(self.pages, arrays["slot_mapping"][:tokens].to(torch.int64))
-        hidden = self._forward(
-            arrays["input_ids"][:tokens].view(batch, length),
-            arrays["position_ids"][:tokens].view(batch, length),
-            work,
-        )
-        last = arrays["context_lens"][:batch].to(torch.int64) - 1
-        rows = torch.arange(batch, device=self.device)
-        chosen = self._sample(hidden[rows, last], arrays, family, self.sampled_ids[:batch])
-        self._remember(arrays, batch, length, chosen)
+        work = Prefill(self.pages, arrays["slot_mapping"][: batch * length].to(torch.int64))
+        self._run_prompts(arrays, batch, length, family, work, first=0)
 
     def extend(self, batch: int, length: int, blocks: int, family: str = "greedy") -> None:
         """Run at most `length` new tokens of each of `batch` requests, whose tokens, cached ones included,
         lie in at most `blocks` blocks, and sample the next token of each."""
-        tokens = batch * length
         arrays = self._arrays[program_name("extend", family)]
-        positions = arrays["position_ids"][:tokens].view(batch, length)
+        positions = arrays["position_ids"][: batch * length].view(batch, length)
         visible = self._places[: blocks * self.pages.block_size] <= positions[:, :, None]
         work = self._paged(
-            arrays["slot_mapping"][:tokens],
+            arrays["slot_mapping"][: batch * length],
             arrays["block_tables"][: batch * blocks],
-            visible.repeat(1, self.queries_per_head, 1),
+            visible.repeat(1, self._queries_per_head, 1),
         )
-        hidden = self._forward(arrays["input_ids"][:tokens].view(batch, length), positions, work)
-        last = arrays["context_lens"][:batch].to(torch.int64) - 1 - positions[:, 0]
+        self._run_prompts(arrays, batch, length, family, work, first=positions[:, 0])
+
+    def _run_prompts(
+        self,
+        arrays: dict[str, Tensor],
+        batch: int,
+        length: int,
+        family: str,
+        work: Attend,
+        first: Tensor | int,
+    ) -> None:
+        """`first`: the position of each one's first token."""
+        ids, positions = (
+            arrays[name][: batch * length].view(batch, length) for name in ("input_ids", "position_ids")
+        )
+        hidden = self._forward(ids, positions, work)
+        last = arrays["context_lens"][:batch].to(torch.int64) - (first + 1)
         rows = torch.arange(batch, device=self.device)
         chosen = self._sample(hidden[rows, last], arrays, family, self.sampled_ids[:batch])
-        self._remember(arrays, batch, length, chosen)
+        if self._history is not None:
+            self._history.begin(arrays, batch, length, chosen)
 
     def mixed(
         self, batch: int, reach: int, prompts: int, length: int, blocks: int, family: str = "greedy"
@@ -247,7 +196,7 @@ class OverlapModule:
         parts = self._paged(
             slots[batch:],
             tables[tabled : tabled + prompts * blocks],
-            visible.repeat(1, self.queries_per_head, 1),
+            visible.repeat(1, self._queries_per_head, 1),
         )
         hidden = self._forward(ids[None], positions[None], Mixed(decode, parts, batch, length))[0]
         last = context_lens[batch : batch + prompts].to(torch.int64) - 1 - at[:, 0]
@@ -262,60 +211,40 @@ class OverlapModule:
         tables = self._tables(arrays, blocks)
         block_size = self.pages.block_size
         place = multi_step.told(arrays)
-        for number in range(self.steps):
+        for number in range(self.config.steps):
             visible = self._places[: blocks * block_size] < place.context_lens[:, None]
             work = self._paged(place.slot_mapping, tables, visible[:, None, :])
             hidden = self._forward(place.input_ids[:, None], place.position_ids[:, None], work)
             sampled = self.sampled_ids[number * batch : (number + 1) * batch]
             told = arrays | {"context_lens": place.context_lens}
             chosen = self._sample(hidden[:, 0], told, family, sampled)
-            if number + 1 < self.steps:
+            if number + 1 < self.config.steps:
                 kv_slots = partial(slots_at, tables=tables.view(batch, blocks), block_size=block_size)
-                place = multi_step.next_place(place, chosen, kv_slots, self.positions)
+                place = multi_step.next_place(place, chosen, kv_slots, self.shape.positions)
 
     def verify(self, batch: int, blocks: int, family: str = "greedy") -> None:
         """Run the newest token of each of `batch` requests and drafts behind it, over at most `blocks`
         blocks, and keep what the model says itself. Where all of this is, the device knows: the host learns
         only afterwards how many tokens each request got."""
         arrays = self._arrays[f"{program_name('verify', family)}.{batch}.{blocks}"]
-        tables, block_size, length = self._tables(arrays, blocks), self.pages.block_size, self.drafts + 1
+        tables, block_size, length = self._tables(arrays, blocks), self.pages.block_size, self.config.gives
         request_slots = arrays["request_slots"].to(torch.int64)
-        known, last = self.lengths[request_slots], self.history.shape[1] - 1
-        history = self.history[request_slots]
-        drafts = spec.propose(history, known)
-        ids = torch.cat((history.gather(1, (known - 1)[:, None]), drafts), 1)
-        offsets = torch.arange(length, device=self.device)
-        at = (known - 1)[:, None] + offsets
+        assert self._history is not None
+        ids, at = self._history.propose(request_slots)
         visible = self._places[: blocks * block_size] <= at[:, :, None]
         work = self._paged(
             slots_at(at, tables.view(batch, blocks), block_size).view(-1),
             tables,
-            visible.repeat(1, self.queries_per_head, 1),
+            visible.repeat(1, self._queries_per_head, 1),
         )
-        hidden = self._forward(ids, at.clamp(max=self.positions - 1), work).flatten(0, 1)
+        hidden = self._forward(ids, at.clamp(max=self.shape.positions - 1), work).flatten(0, 1)
         told = {name: arrays[name].repeat_interleave(length) for name in FAMILIES[family]}
         told["context_lens"] = at.view(-1) + 1
         chosen = self._choose(hidden, told, family, torch.empty_like(at).view(-1)).view(batch, length)
-        kept = spec.count_kept(chosen, drafts)
+        kept = spec.count_kept(chosen, ids[:, 1:])
         self.sampled_ids[: batch * length].view(length, batch).copy_(chosen.T)
         self.sampled_ids[batch * length : batch * (length + 1)] = kept
-        self.history.index_put_((request_slots[:, None], known[:, None] + offsets), chosen)
-        # Padding rows, and a request that has ended, go on: they stay where there is room for a step.
-        self.lengths.index_copy_(0, request_slots, (known + kept).clamp(max=last - length))
-
-    def _remember(self, arrays: dict[str, Tensor], batch: int, length: int, chosen: Tensor) -> None:
-        """Under speculation: the prompts of a prefill, and the token that each went on with. Of a cached
-        prefix nothing is told, so what its slot held before stays: worse drafts, and no wrong token."""
-        if not self.drafts:
-            return
-        slots, known = (arrays[name][:batch].to(torch.int64) for name in ("request_slots", "context_lens"))
-        positions = arrays["position_ids"][: batch * length].view(batch, length)
-        ids = arrays["input_ids"][: batch * length].view(batch, length)
-        column = positions[:, :1] + torch.arange(length, device=self.device)
-        trash = torch.full_like(column, self.history.shape[1] - 1)  # where padding goes: nobody gets that far
-        self.history.index_put_((slots[:, None], column.where(column < known[:, None], trash)), ids)
-        self.history.index_put_((slots, known), chosen)
-        self.lengths.index_copy_(0, slots, known + 1)
+        self._history.keep(request_slots, at, chosen, kept)
 
     def _tables(self, arrays: dict[str, Tensor], blocks: int) -> Tensor:
         """int32 [batch * blocks]: sent with the step, or gathered from the rows that stay here."""
@@ -360,6 +289,25 @@ class OverlapModule:
         return sampled
 
 
+def _open(
+    device: torch.device, config: ModelConfig, dtype: torch.dtype, place: tuple[int, int, str] | None
+) -> Model:
+    """The model, or one rank's part of it. Raises BadSetting for one that can't run so."""
+    group = Group(*place[:2]) if place else None
+    model = open_model(config.model, dtype, device, config.seed, group)
+    if place and group:
+        join(device, group, place[2])  # what can't be divided was refused by now, without waiting for anyone
+    has, name = model.shape, config.model
+    if config.max_context > has.positions:
+        raise BadSetting(f"{name} has {has.positions} positions: set max_context to that or less")
+    if has.window and has.window < config.max_context:
+        raise BadSetting(f"{name} looks back {has.window} tokens only: set max_context to that or less")
+    if has.rescaled and has.rescaled < config.max_context:
+        raise BadSetting(rescaling(name, has.rescaled))
+    check_model(name, model, dtype, device, config.max_context)
+    return model
+
+
 def _check_room(device: torch.device, blocks: int, wanted: int) -> None:
     """Raises BadSetting for a KV cache that no device of this size could hold, whatever else is on it."""
     if device.type == "cuda":
@@ -373,6 +321,6 @@ def _check_room(device: torch.device, blocks: int, wanted: int) -> None:
         )
 
 
-def build(device: torch.device, **arguments: Any) -> OverlapModule:
+def build(device: torch.device, config: dict[str, Any], place: Any = None) -> OverlapModule:
     """What the device calls to load the module (engines.devices.base.ModuleSpec)."""
-    return OverlapModule(device, **arguments)
+    return OverlapModule(device, msgspec.convert(config, ModelConfig), place and tuple(place))

@@ -14,17 +14,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from overlap_bench.engines.api import BadSetting, EngineError, EngineOptions
 from overlap_bench.engines.overlap.toggles.share import RECEIVERS, Ends, Receiver
 from overlap_bench.engines.processes import die_with_parent
-
-if TYPE_CHECKING:
-    from overlap_bench.engines.devices.base import Device
-    from overlap_bench.engines.overlap.step import Step
 
 DRAIN, BEGIN, COLLECT, STOP = "drain", "begin", "collect", "stop"  # orders
 PROGRAM = 0  # a kind of device work (engines.devices.base)
@@ -94,16 +89,17 @@ def main() -> None:
 def serve(config: RankConfig, receiver: Receiver, answer: Callable[[FromRank], None]) -> None:
     """Boot, then do what comes, until told to stop."""
     from overlap_bench.engines.devices import open_device
-    from overlap_bench.engines.overlap.device_plan import DevicePlan
+    from overlap_bench.engines.overlap import device_plan
     from overlap_bench.engines.overlap.forward import Forward
     from overlap_bench.engines.overlap.plant import Plant
     from overlap_bench.engines.overlap.recorder import make_recorder
     from overlap_bench.engines.overlap.step import Step
-    from overlap_bench.engines.overlap.toggles import gc, h2d
+    from overlap_bench.engines.overlap.toggles import d2h, gc, graph, h2d
     from overlap_bench.engines.tracing import listening, name_thread
 
     name_thread(f"rank {config.rank}")
-    options, plan = config.options, DevicePlan(config.options, config.toggles)
+    options, toggles = config.options, config.toggles
+    model = device_plan.configure(options, toggles)
     chaos = None if options.chaos is None else options.chaos + config.rank
     device = open_device(
         options.device,
@@ -115,18 +111,19 @@ def serve(config: RankConfig, receiver: Receiver, answer: Callable[[FromRank], N
         place=(config.rank, config.ranks),
     )
     try:
-        device.load(plan.module((config.rank, config.ranks, config.store)))
-        plan.prepare(device)
+        device.load(device_plan.module(model, (config.rank, config.ranks, config.store)))
+        graph.PREPARE[toggles["graph"]](device, model.decode_programs, model.decode_shapes)
         counters: Counter[str] = Counter()
         forward_stream = device.stream("forward")
-        host_to_device = h2d.choose(
-            config.toggles["h2d"], device, forward_stream, plan.metadata(device), counters, lambda: None
-        )
+        metadata = device_plan.metadata(model, device)
+        host_to_device = h2d.CHOICES[toggles["h2d"]](device, forward_stream, metadata, counters, lambda: None)
+        ids = d2h.DeviceToHost()  # nobody asks for them
+        ids.stream = forward_stream
         nothing_planted = Plant(None, 0, device, forward_stream, counters)
         recorder = make_recorder(listening())
-        forward = Forward(device, host_to_device, _NoIds(device), recorder, chaos, nothing_planted)
+        forward = Forward(device, host_to_device, ids, recorder, chaos, nothing_planted)
         answer(Up(device.pid))
-        with gc.SERVING[config.toggles["gc"]]():
+        with gc.SERVING[toggles["gc"]]():
             while True:
                 told = receiver.receive()
                 if told.batch is not None:
@@ -147,22 +144,6 @@ def serve(config: RankConfig, receiver: Receiver, answer: Callable[[FromRank], N
     finally:
         with suppress(EngineError):
             device.close()
-
-
-class _NoIds:
-    """engines.overlap.toggles.d2h.DeviceToHost of a rank whose ids nobody asks for."""
-
-    def __init__(self, device: Device) -> None:
-        self.stream = device.stream("forward")
-
-    def start(self, step: Step) -> None:
-        pass
-
-    def finish(self, step: Step) -> list[int]:
-        return []
-
-    def stop(self) -> None:
-        pass
 
 
 if __name__ == "__main__":

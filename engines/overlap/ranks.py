@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from overlap_bench.engines.api import BadSetting, EngineError, EngineOptions
+from overlap_bench.engines.api import BadSetting, DeviceWork, EngineError, EngineOptions
 from overlap_bench.engines.devices.base import RANK_LOST
+from overlap_bench.engines.overlap.batch import Batch
 from overlap_bench.engines.overlap.rank_process import (
     BEGIN,
     COLLECT,
@@ -28,16 +29,15 @@ from overlap_bench.engines.overlap.rank_process import (
     LENGTH,
     STOP,
     Broke,
-    Done,
     FromRank,
     RankConfig,
     Up,
     Worked,
 )
-from overlap_bench.engines.overlap.scheduler import Batch
 from overlap_bench.engines.overlap.toggles import share
 from overlap_bench.engines.processes import is_stopped
 
+WORK_ROW_BYTES = 4 * 8  # of Device.work
 BOOT_S = 180.0
 ANSWER_S = 30.0  # longer than a device waits for another one
 BLAME_S = 3.0  # until whoever is at fault has said so, or is gone
@@ -127,8 +127,9 @@ class OtherRanks:
         # A file that all can open and that nobody has to remove: the devices write to each other there how
         # they are reached.
         self._store = os.memfd_create("ranks", os.MFD_CLOEXEC)
+        self.count = ranks  # the first one among them
         self.store = f"/proc/{os.getpid()}/fd/{self._store}"
-        self._sender = share.choose(toggles["share"], ranks - 1, step_bytes, counters, self.check)
+        self._sender = share.CHOICES[toggles["share"]](ranks - 1, step_bytes, counters, self.check)
         self._ranks: list[_Rank] = []
         try:
             for rank, ends in enumerate(self._sender.ends, start=1):
@@ -171,21 +172,15 @@ class OtherRanks:
         """Have them forget what their devices did so far."""
         self._order(BEGIN)
 
-    def work(self) -> list[bytes]:
-        """The programs of each one's device since begin_round, as rows of Device.work."""
-        self._sender.order(COLLECT)
-        found = []
-        for rank in self._ranks:
-            answered = self._hear(rank, ANSWER_S)
-            assert isinstance(answered, Worked)
-            found.append(answered.programs)
-        return found
+    def work(self) -> list[DeviceWork]:
+        """The programs of each one's device since begin_round."""
+        rows = [each.programs for each in self._order(COLLECT) if isinstance(each, Worked)]
+        return [DeviceWork(len(each) // WORK_ROW_BYTES, each) for each in rows]
 
-    def _order(self, what: str) -> None:
+    def _order(self, what: str) -> list[FromRank]:
+        """What each one answers."""
         self._sender.order(what)
-        for rank in self._ranks:
-            answered = self._hear(rank, ANSWER_S)
-            assert isinstance(answered, Done)
+        return [self._hear(rank, ANSWER_S) for rank in self._ranks]
 
     def check(self) -> None:
         """Raise what ended one of them, if anything did."""

@@ -18,84 +18,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from time import perf_counter_ns
 
-import numpy as np
-
-from overlap_bench.engines.overlap.kv_cache import NO_KEY, BlockPool, block_key
-from overlap_bench.engines.overlap.layout import DUMMY_SLOT, FAMILIES, NO_TARGET, program_name
+from overlap_bench.engines.overlap.batch import Batch, Chunk, decode_batch, mixed_batch, prefill_batch
+from overlap_bench.engines.overlap.config import ModelConfig
+from overlap_bench.engines.overlap.families import tokens_of, with_sampling, with_targets
+from overlap_bench.engines.overlap.kv_cache import BlockPool
+from overlap_bench.engines.overlap.prefixes import cached_prefix, keep_full_blocks
+from overlap_bench.engines.overlap.programs import Decode, Verify
 from overlap_bench.engines.overlap.request import NO_SLOT, Active
-from overlap_bench.engines.overlap.scoring import scores
 from overlap_bench.engines.overlap.toggles.tables import Tables
-
-Values = Sequence[int] | Sequence[float] | np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One step's work, immutable: whatever happens to the requests later, the step runs what is written here.
-
-    `values` is what the device is told, by the names of layout.DTYPES; Python numbers, except for the block
-    tables, int32 [rows, blocks]. `rows` is the batch with its padding, `length` the padded number of new
-    tokens of a prefill, `blocks` the padded number of blocks that a decode step reads, or a prefill after a
-    cached prefix. `changed_rows` is what has to change in the table that the device keeps: (slot, int32 [max
-    blocks]); nothing with tables=full. `family` is how tokens are chosen (layout.FAMILIES). `cached_tokens`
-    were found in the prefix cache, not prefilled; `preempted` requests lost their blocks to make room.
-    `gives` is how many tokens each request is given, one decode step after another (toggle steps); or at
-    most, where the device says how many they were (`counted`: toggle spec; the kind is "decode" still).
-
-    A mixed step (toggle chunk) has `decode_rows` rows that decode, over `decode_blocks` blocks, then its
-    prompts' rows, of which the last `unfinished` are given nothing: their prompts go on in a later step. In
-    steps of other kinds all three are 0.
-    """
-
-    kind: str  # "prefill", "decode" or "mixed"
-    requests: tuple[Active, ...]
-    rows: int
-    length: int
-    blocks: int
-    values: dict[str, Values]
-    changed_rows: Sequence[tuple[int, np.ndarray]] = ()
-    cached_tokens: int = 0
-    preempted: int = 0
-    family: str = "greedy"
-    gives: int = 1
-    counted: bool = False
-    decode_rows: int = 0
-    decode_blocks: int = 0
-    unfinished: int = 0
-    mixed: bool = False  # the program for mixed steps runs it; its kind is "prefill" where nobody decodes
-
-    @property
-    def tokens(self) -> int:
-        """Tokens fed to the model, padding included."""
-        return self.decode_rows + (self.rows - self.decode_rows) * max(self.length, self.gives)
-
-    @property
-    def given(self) -> tuple[Active, ...]:
-        """The requests that it gives a token. What an unfinished prompt's row samples reaches nobody: toggle
-        chunk's guard."""
-        return self.requests[: len(self.requests) - self.unfinished]
-
-    @property
-    def sampled(self) -> int:
-        """How many ids come back: [gives, rows], padding included; where they are counted, a count for each
-        row behind them."""
-        return (self.gives + self.counted) * self.rows
-
-    @property
-    def program(self) -> tuple[str, *tuple[int, ...]]:
-        """The program that runs it and its arguments."""
-        if self.kind == "decode":
-            kind = "verify" if self.counted else "decode"
-            return (program_name(kind, self.family), self.rows, self.blocks)
-        if self.mixed:
-            prompts = self.rows - self.decode_rows
-            name = program_name("mixed", self.family)
-            return (name, self.decode_rows, self.decode_blocks, prompts, self.length, self.blocks)
-        if self.blocks:
-            return (program_name("extend", self.family), self.rows, self.length, self.blocks)
-        return (program_name("prefill", self.family), self.rows, self.length)
 
 
 @dataclass(slots=True)
@@ -112,16 +45,6 @@ class Appended:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    max_batch_size: int
-    prefill_max_batch_size: int
-    prefill_max_tokens: int  # padded; a preempted request may have more, and then runs alone
-    batch_buckets: tuple[int, ...]  # ascending; the last one is max_batch_size
-    block_buckets: tuple[int, ...]  # ascending; the last one holds the longest request
-    chunk_tokens: int = 0  # padded, of prompts in a mixed step
-
-
-@dataclass(frozen=True, slots=True)
 class Decoding:
     """Requests that decode in the next step: they have the blocks for it. `deepest` is how many tokens of the
     longest have keys and values then."""
@@ -134,35 +57,29 @@ class Decoding:
 class Scheduler:
     def __init__(
         self,
-        pool: BlockPool,
-        limits: Limits,
+        config: ModelConfig,
         tables: Tables,
-        prefix_cache: bool = False,
-        sampling: bool = False,
-        scoring: bool = False,
-        gives: int = 1,
-        counted: bool = False,
         *,
         compose: Callable[[Scheduler], Batch | None],
         goes_on: Callable[[int], bool],
     ) -> None:
-        self.pool = pool
-        self.limits = limits
+        self.config = config
+        self.pool = BlockPool(config.num_blocks, config.block_size)
         self.tables = tables
-        self.prefix_cache = prefix_cache
-        self.sampling = sampling  # whether a request may ask for a temperature
-        self.scoring = scoring  # whether a request may bring forced tokens
-        self.compose = compose  # what goes into the next batch
-        self.gives = gives  # tokens that a batch of decode gives each request, at most
-        self.counted = counted  # whether how many they were comes back with them
-        self.goes_on = goes_on  # where it does: whether more is scheduled before the host knows
-        self.growth = pool.blocks_for(gives)  # blocks that a request can need for them at most
+        self.compose = compose  # what goes into the next batch (toggle chunk)
+        self.gives = config.gives
+        self.counted = config.drafts > 0  # whether how many tokens a step gave comes back with them
+        self.goes_on = (
+            goes_on  # where it does: whether more is scheduled before the host knows (toggle accept)
+        )
+        self.growth = self.pool.blocks_for(self.gives)  # blocks that a request can need for them at most
         self.waiting: deque[Active] = deque()
         self._live: dict[int, Active] = {}  # by request id; of a reused id, the latest
         self.running: list[Active] = []  # in the order of arrival: admitted and preempted in that order
         self._steps_in_flight = 0
-        self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
-        self.padding_slot = limits.max_batch_size
+        self._free_slots = list(range(config.max_batch_size - 1, -1, -1))
+        self._program = Verify if self.counted else Decode
+        self._batch_buckets, self._block_buckets = config.batch_buckets, config.block_buckets
 
     @property
     def idle(self) -> bool:
@@ -175,17 +92,18 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """The next step, its requests already counted as in flight; None when nothing can run now."""
         batch = self.compose(self)
-        if batch is not None:
-            if self.sampling:
-                batch = with_sampling(batch)
-            if self.scoring:
-                batch = with_targets(batch)
-            self._steps_in_flight += 1
-            for request in batch.requests:
-                request.in_flight += 1
-            for request in batch.given:
-                # At most: where the device counts what it gives (toggle spec), `_correct` puts it right.
-                request.context = min(request.context + batch.gives, request.limit)
+        if batch is None:
+            return None
+        if self.config.sampling:
+            batch = with_sampling(batch)
+        if self.config.scoring:
+            batch = with_targets(batch)
+        self._steps_in_flight += 1
+        for request in batch.requests:
+            request.in_flight += 1
+        for request in batch.given:
+            # At most: where the device counts what it gives (toggle spec), `_correct` puts it right.
+            request.context = min(request.context + batch.program.gives, request.limit)
         return batch
 
     def append(self, batch: Batch, ids: Sequence[int], eos: frozenset[int]) -> Appended:
@@ -195,25 +113,22 @@ class Scheduler:
         launched step uses them any more: none may ever write into the next owner's.
         """
         self._steps_in_flight -= 1
-        if batch.family == "scored":
-            ids = _keep_scores(batch, ids)
-        appended = Appended()
+        appended, rows, ids, receivers = Appended(), batch.program.rows, tokens_of(batch, ids), batch.given
         # Ids lie [gives, rows], where they are counted with the counts as one more line; padding comes last.
-        lines = [ids[first : first + batch.rows] for first in range(0, batch.sampled, batch.rows)]
-        for request, given in zip(batch.given, zip(*lines, strict=True), strict=False):
+        lines = [ids[first : first + rows] for first in range(0, batch.sampled, rows)]
+        for request, given in zip(receivers, zip(*lines, strict=True), strict=False):
             request.in_flight -= 1
             if request.finish_reason:
                 appended.dropped_rows += 1
-            elif batch.counted:
+            elif batch.program.counted:
                 *tokens, count = given
                 self._append_to(request, tokens[:count], eos, appended)
                 self._correct(request, count, appended)
             else:
                 self._append_to(request, given, eos, appended)
-            if request.finish_reason and not request.in_flight:
-                self._release(request)
-        for request in batch.requests[len(batch.given) :]:
+        for request in batch.requests[len(receivers) :]:
             request.in_flight -= 1
+        for request in batch.requests:
             if request.finish_reason and not request.in_flight:
                 self._release(request)
         return appended
@@ -233,8 +148,8 @@ class Scheduler:
             if request.finish_reason:
                 break
         appended.past_end += before + len(tokens) - len(request.tokens)
-        if self.prefix_cache:
-            self._keep_full_blocks(request)
+        if self.config.prefix_cache:
+            keep_full_blocks(self.pool, request)
 
     def _correct(self, request: Active, count: int, appended: Appended) -> None:
         """Put a request's length right once the host knows how many tokens a step has given it: steps under
@@ -275,47 +190,34 @@ class Scheduler:
         blocks."""
         if not (self.waiting and self._free_slots):
             return None
-        limits = self.limits
         admitted, padded = list[Active](), 0
         for request, prefix in self._admissible():
             length = max(padded, request.context - len(prefix) * self.pool.block_size)
-            if admitted and length * (len(admitted) + 1) > limits.prefill_max_tokens:
+            if admitted and length * (len(admitted) + 1) > self.config.prefill_max_tokens:
                 break
             padded = length
             self._admit(request, prefix)
             admitted.append(request)
-            if len(admitted) == limits.prefill_max_batch_size:
+            if len(admitted) == self.config.prefill_max_batch_size:
                 break
-        if not admitted:
-            return None
-        if any(request.cached_blocks for request in admitted):
-            return extend_batch(admitted, padded, self.tables, self.pool.block_size)
-        return prefill_batch(admitted, padded, self.pool.block_size)
+        return prefill_batch(admitted, padded, self.tables, self.pool.block_size) if admitted else None
 
-    def take_chunks(self) -> list[tuple[Active, int]]:
+    def take_chunks(self) -> list[Chunk]:
         """The next part of each prompt that chunk_tokens have room for, and how many tokens it has. A prompt
         that is under way goes on before another is begun."""
-        limits, budget = self.limits, self.limits.chunk_tokens
-        chunks, padded = list[tuple[Active, int]](), 0
-
-        def fits(left: int) -> bool:
-            length = max(padded, min(left, budget))
-            return not chunks or length * (len(chunks) + 1) <= budget
-
-        for request in self.running:
-            if request.left and not request.finish_reason:
-                if not fits(request.left):
-                    return chunks
-                chunks.append((request, min(request.left, budget)))
-                padded = max(padded, chunks[-1][1])
-        for request, prefix in self._admissible():
-            left = request.context - len(prefix) * self.pool.block_size
-            if len(chunks) == limits.prefill_max_batch_size or not fits(left):
+        chunks, padded, budget = list[Chunk](), 0, self.config.chunk_tokens
+        begun = [each for each in self.running if each.left and not each.finish_reason]
+        for request, prefix in chain(((each, None) for each in begun), self._admissible()):
+            new = request.left if prefix is None else request.context - len(prefix) * self.pool.block_size
+            padded = max(padded, min(new, budget))
+            if chunks and padded * (len(chunks) + 1) > budget:
                 break
-            self._admit(request, prefix)
-            request.left = left
-            chunks.append((request, min(left, budget)))
-            padded = max(padded, chunks[-1][1])
+            if prefix is not None:
+                if len(chunks) == self.config.prefill_max_batch_size:
+                    break
+                self._admit(request, prefix)
+                request.left = new
+            chunks.append((request, min(new, budget)))
         return chunks
 
     def _admissible(self) -> Iterator[tuple[Active, list[int]]]:
@@ -332,7 +234,7 @@ class Scheduler:
         )
         while self.waiting and self._free_slots:
             request = self.waiting[0]
-            prefix = self._cached_prefix(request) if self.prefix_cache else []
+            prefix = cached_prefix(self.pool, request) if self.config.prefix_cache else []
             needed = blocks_for(request.context)
             grows = min(growth, blocks_for(request.most_kv_tokens) - needed)
             if needed - len(prefix) + reserved + grows > self.pool.free - self.pool.unused(prefix):
@@ -352,35 +254,6 @@ class Scheduler:
         self.tables.write(request.slot, request.blocks)
         self.running.append(request)
 
-    def _cached_prefix(self, request: Active) -> list[int]:
-        """The kept blocks that hold its leading tokens, at most up to the one before its last."""
-        full = (request.context - 1) // self.pool.block_size
-        self._extend_keys(request, full)
-        return self.pool.find(request.keys[:full])
-
-    def _keep_full_blocks(self, request: Active) -> None:
-        """Keep those whose ids are all on the host and were fed to a finished step: all but the newest id."""
-        full = (len(request.prompt) + len(request.tokens) - 1) // self.pool.block_size
-        if full > request.kept_blocks:
-            self._extend_keys(request, full)
-            for place in range(request.kept_blocks, full):
-                self.pool.keep(request.blocks[place], request.keys[place])
-            request.kept_blocks = full
-
-    def _extend_keys(self, request: Active, count: int) -> None:
-        """Keys for its first `count` blocks."""
-        keys, size = request.keys, self.pool.block_size
-        if len(keys) < count:
-            ids = request.prompt + request.tokens
-            for place in range(len(keys), count):
-                keys.append(block_key(keys[-1] if keys else NO_KEY, ids[place * size : (place + 1) * size]))
-
-    def decode(self) -> Batch | None:
-        """One decode step, or several, for every running request that has use for one more token. Also None
-        where blocks ran out while a step is in flight."""
-        decoding = self.grow()
-        return self.decode_grown(decoding) if decoding is not None else None
-
     def grow(self) -> Decoding | None:
         """Give every running request that has use for one more token the blocks for it. None where blocks ran
         out while a step is in flight, or where that step's count must be known first."""
@@ -399,31 +272,25 @@ class Scheduler:
             self.tables.write(request.slot, request.blocks)
         return Decoding(requests, deepest, preempted)
 
-    def decode_grown(self, decoding: Decoding) -> Batch | None:
-        """The decode step of those that have grown, if there are any."""
-        return self._decode_batch(decoding) if decoding.requests else None
-
-    def _decode_batch(self, decoding: Decoding) -> Batch:
-        requests = decoding.requests
+    def decode(self, decoding: Decoding | None) -> Batch | None:
+        """The decode step of those that have grown, or several, if there are any."""
+        if decoding is None or not decoding.requests:
+            return None
+        rows = next(bucket for bucket in self._batch_buckets if bucket >= len(decoding.requests))
         deepest = self.pool.blocks_for(decoding.deepest)
-        rows = next(bucket for bucket in self.limits.batch_buckets if bucket >= len(requests))
-        blocks = next(bucket for bucket in self.limits.block_buckets if bucket >= deepest)
-        if self.counted:
-            batch = verify_batch(requests, rows, blocks, self.tables, self.padding_slot)
-        else:
-            batch = decode_batch(requests, rows, blocks, self.tables, self.pool.block_size, self.padding_slot)
-        if decoding.preempted or self.gives > 1:
-            return replace(batch, preempted=decoding.preempted, gives=self.gives)
-        return batch
+        blocks = next(bucket for bucket in self._block_buckets if bucket >= deepest)
+        program = self._program(rows, blocks, gives=self.gives)
+        batch = decode_batch(decoding.requests, program, self.tables, self.pool.block_size)
+        return replace(batch, preempted=decoding.preempted) if decoding.preempted else batch
 
-    def mix(self, decoding: Decoding, chunks: list[tuple[Active, int]]) -> Batch:
+    def mix(self, decoding: Decoding, chunks: list[Chunk]) -> Batch:
         """One token of each that has grown, beside these parts of prompts."""
-        whole = all(count == request.context for request, count in chunks)
-        length = max(count for _, count in chunks)
-        if whole and not decoding.requests:  # nothing to mix
-            batch = prefill_batch([request for request, _ in chunks], length, self.pool.block_size)
+        if not decoding.requests and all(count == request.context for request, count in chunks):
+            length = max(count for _, count in chunks)  # nothing to mix: whole prompts, and no others
+            requests = [request for request, _ in chunks]
+            batch = prefill_batch(requests, length, self.tables, self.pool.block_size)
         else:
-            batch = mixed_batch(decoding.requests, chunks, length, self.tables, self.pool.block_size)
+            batch = mixed_batch(decoding.requests, chunks, self.tables, self.pool.block_size)
         for request, count in chunks:
             request.left -= count
         unfinished = sum(request.left > 0 for request, _ in chunks)
@@ -453,148 +320,3 @@ class Scheduler:
         self.running.remove(request)
         self._free(request)
         self.waiting.appendleft(request)
-
-
-def prefill_batch(requests: list[Active], length: int, block_size: int) -> Batch:
-    """Whole prompts, and the tokens so far of those that were preempted, padded on the right to `length`."""
-    values = _new_tokens([(each, 0, each.context) for each in requests], length, block_size)
-    return Batch("prefill", tuple(requests), len(requests), length, 0, {**values})
-
-
-def extend_batch(requests: list[Active], length: int, tables: Tables, block_size: int) -> Batch:
-    """What is left of prompts after their cached prefixes, padded on the right to `length`."""
-    blocks = max(len(request.blocks) for request in requests)
-    cached = [request.cached_blocks * block_size for request in requests]
-    parts = [(each, first, each.context) for each, first in zip(requests, cached, strict=True)]
-    values: dict[str, Values] = {
-        **_new_tokens(parts, length, block_size),
-        "block_tables": tables.read([request.slot for request in requests], blocks),
-    }
-    return Batch("prefill", tuple(requests), len(requests), length, blocks, values, cached_tokens=sum(cached))
-
-
-def mixed_batch(
-    decoding: list[Active], chunks: list[tuple[Active, int]], length: int, tables: Tables, block_size: int
-) -> Batch:
-    """Rows that decode, then parts of prompts, padded on the right to `length`. Each part has `left` tokens
-    to go, and begins where they do."""
-    firsts = [each.context - each.left for each, _ in chunks]
-    parts = [(each, first, first + count) for (each, count), first in zip(chunks, firsts, strict=True)]
-    reach = max((-(-each.context // block_size) for each in decoding), default=0)
-    blocks = max(-(-end // block_size) for _, _, end in parts)
-    newest, prompts = _newest_tokens(decoding, block_size), _new_tokens(parts, length, block_size)
-    values: dict[str, Values] = {name: newest[name] + prompts[name] for name in newest}
-    slots = [each.slot for each in decoding], [each.slot for each, _ in chunks]
-    reached = tables.read(slots[0], reach), tables.read(slots[1], blocks)
-    values["block_tables"] = np.concatenate([each.ravel() for each in reached])
-    begun = [each for each, first, _ in parts if first == each.cached_blocks * block_size]
-    return Batch(
-        "mixed" if decoding else "prefill",
-        (*decoding, *(each for each, _ in chunks)),
-        len(decoding) + len(chunks),
-        length,
-        blocks,
-        values,
-        cached_tokens=sum(each.cached_blocks for each in begun) * block_size,
-        decode_rows=len(decoding),
-        decode_blocks=reach,
-        mixed=True,
-    )
-
-
-def _new_tokens(parts: list[tuple[Active, int, int]], length: int, block_size: int) -> dict[str, list[int]]:
-    """What a step is told of parts (request, first token, the one behind the last), a row each."""
-    input_ids, position_ids, slot_mapping = list[int](), list[int](), list[int]()
-    for request, first, end in parts:
-        padding = length - (end - first)
-        input_ids += (request.prompt + request.tokens)[first:end] + [0] * padding
-        position_ids += [*range(first, end), *([0] * padding)]
-        slot_mapping += [
-            request.blocks[position // block_size] * block_size + position % block_size
-            for position in range(first, end)
-        ] + [DUMMY_SLOT] * padding
-    return {
-        "input_ids": input_ids,
-        "position_ids": position_ids,
-        "slot_mapping": slot_mapping,
-        "context_lens": [end for _, _, end in parts],
-        "request_slots": [request.slot for request, _, _ in parts],
-    }
-
-
-def decode_batch(
-    requests: list[Active], rows: int, blocks: int, tables: Tables, block_size: int, padding_slot: int
-) -> Batch:
-    """The newest token of each request, padded to `rows`."""
-    newest, padding = _newest_tokens(requests, block_size), rows - len(requests)
-    empty = {"slot_mapping": DUMMY_SLOT, "context_lens": 1, "request_slots": padding_slot}
-    padded = {name: each + [empty.get(name, 0)] * padding for name, each in newest.items()}
-    slots = padded["request_slots"]
-    values: dict[str, Values] = {**padded, **tables.whole(slots, blocks)}
-    return Batch("decode", tuple(requests), rows, 0, blocks, values, tables.changed(slots))
-
-
-def verify_batch(requests: list[Active], rows: int, blocks: int, tables: Tables, padding_slot: int) -> Batch:
-    """Drafts behind the newest token of each request, padded to `rows`. Which tokens these are, and where,
-    the device knows; it is told who and where their blocks are."""
-    slots = [request.slot for request in requests] + [padding_slot] * (rows - len(requests))
-    values: dict[str, Values] = {"request_slots": slots, **tables.whole(slots, blocks)}
-    return Batch("decode", tuple(requests), rows, 0, blocks, values, tables.changed(slots), counted=True)
-
-
-def _newest_tokens(requests: list[Active], block_size: int) -> dict[str, list[int]]:
-    """What a step is told of the newest token of each request. One that is still in flight is named by its
-    place in the future map."""
-    last = [request.context - 1 for request in requests]
-    return {
-        "input_ids": [-1 - each.slot if each.in_flight else each.tokens[-1] for each in requests],
-        "position_ids": last,
-        "slot_mapping": [
-            request.blocks[position // block_size] * block_size + position % block_size
-            for request, position in zip(requests, last, strict=True)
-        ],
-        "context_lens": [request.context for request in requests],
-        "request_slots": [request.slot for request in requests],
-    }
-
-
-# Each array of a family: the field of a request that fills it, and the value of a padding row.
-SAMPLED_BY: dict[str, tuple[str, float]] = {
-    "seeds": ("seed", 0),
-    "temperatures": ("temperature", 0.0),
-    "top_ks": ("top_k", 0),
-    "top_ps": ("top_p", 1.0),
-}
-
-
-def with_sampling(batch: Batch) -> Batch:
-    """The batch in the family that its requests need, with the arrays of that family."""
-    requests = [active.request for active in batch.requests]
-    if all(request.temperature == 0 for request in requests):
-        return batch
-    family = "filtered" if any(each.top_k > 0 or each.top_p < 1 for each in requests) else "sampled"
-    padding = batch.rows - len(requests)
-    columns = {
-        name: [getattr(request, field) for request in requests] + [empty] * padding
-        for name in FAMILIES[family]
-        for field, empty in (SAMPLED_BY[name],)
-    }
-    return replace(batch, values=batch.values | columns, family=family)
-
-
-def with_targets(batch: Batch) -> Batch:
-    """The batch in the family that scores, where some request brought forced tokens."""
-    targets = [request.target for request in batch.requests]
-    if all(target == NO_TARGET for target in targets):
-        return batch
-    padding = [NO_TARGET] * (batch.rows - len(targets))
-    return replace(batch, values=batch.values | {"targets": targets + padding}, family="scored")
-
-
-def _keep_scores(batch: Batch, words: Sequence[int]) -> Sequence[int]:
-    """The tokens of a scored step; requests that still run get the scores of theirs."""
-    tokens, found = scores(words, batch.values["targets"][: len(batch.requests)])  # type: ignore[arg-type]
-    for request, score in zip(batch.given, found, strict=False):
-        if request.request.forced and not request.finish_reason:
-            request.scores.append(score)
-    return tokens

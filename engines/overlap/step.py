@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from overlap_bench.engines.devices.base import Event
-from overlap_bench.engines.overlap.scheduler import Batch
+from overlap_bench.engines.overlap.batch import Batch
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from time import perf_counter_ns
 
@@ -30,6 +31,16 @@ class Tokenized:
     error: str
     accepted_ns: int
     tokenized_ns: int
+
+
+def tokenize(encode: Callable[[str], list[int]], request: Request, accepted_ns: int) -> Tokenized:
+    """A request whose client did so already keeps its ids."""
+    prompt, error = list[int](), ""
+    try:
+        prompt = encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
+    except Exception as problem:  # the library raises nothing narrower
+        error = f"the prompt can't be tokenized: {problem}"
+    return Tokenized(request, prompt, error, accepted_ns, perf_counter_ns())
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -59,10 +70,10 @@ class Tokenizing:
         self._delay_ns = 0
         self._delayed: list[Future[int]] = []
 
-    def submit(self, request: Request, text: str, accepted_ns: int) -> None:
+    def submit(self, request: Request, accepted_ns: int) -> None:
         """Queue a text for the workers; does not block."""
         self.requests.add(request.id)
-        self._pool.submit(self._work, request, text, accepted_ns)
+        self._pool.submit(self._work, request, accepted_ns)
 
     def feeding(
         self, pump: Callable[[float | None], bool], take: Callable[[Tokenized], None]
@@ -84,15 +95,10 @@ class Tokenizing:
 
         return pump_and_take
 
-    def _work(self, request: Request, text: str, accepted_ns: int) -> None:
-        prompt, error = list[int](), ""
+    def _work(self, request: Request, accepted_ns: int) -> None:
         began = self._ranges.begin(0, request.id)
-        try:
-            prompt = encode(self._tokenizer, text)
-        except Exception as problem:  # it would be lost otherwise, and the request never end
-            error = f"the prompt can't be tokenized: {problem}"
+        tokenized = tokenize(partial(encode, self._tokenizer), request, accepted_ns)
         self._ranges.end(0, request.id, began)
-        tokenized = Tokenized(request, prompt, error, accepted_ns, perf_counter_ns())
         with self._lock:
             if not self._stopped:
                 self._finished.append(tokenized)

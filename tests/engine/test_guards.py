@@ -15,7 +15,9 @@ import torch
 
 from overlap_bench.engines import api
 from overlap_bench.engines.overlap import SPEC, layout, scheduler
+from overlap_bench.engines.overlap.batch import Batch
 from overlap_bench.engines.overlap.forward import Forward
+from overlap_bench.engines.overlap.programs import Decode
 from overlap_bench.engines.overlap.step import Step
 from overlap_bench.engines.overlap.toggles import h2d
 from overlap_bench.engines.overlap.toggles.d2h import BehindEvent
@@ -56,7 +58,7 @@ def keep_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     shared: dict[str, list[int]] = {}
     build = scheduler.decode_batch
 
-    def rewrite(*arguments: object) -> scheduler.Batch:
+    def rewrite(*arguments: object) -> Batch:
         batch = build(*arguments)  # type: ignore[arg-type]
         for key, values in batch.values.items():
             if isinstance(values, list):
@@ -127,7 +129,7 @@ def test_a_token_of_a_prompt_that_is_not_whole_yet_would_be_taken_for_its_first(
     long = [api.Request(number, [number + 7] * 40, 8) for number in range(4)]
     chunks = settings | {"chunk": "on"}
     assert wrong_requests(chaotic_device, chunks, long, chunk_tokens=16) == 0
-    monkeypatch.setattr(scheduler.Batch, "given", property(lambda batch: batch.requests))
+    monkeypatch.setattr(Batch, "given", property(lambda batch: batch.requests))
     assert wrong_requests(chaotic_device, chunks, long, chunk_tokens=16) > 0
 
 
@@ -154,9 +156,9 @@ def test_a_row_past_its_end_would_write_over_whoever_has_the_blocks_of_its_slots
 def ids_read_late(device, gates: Gates) -> list[list[int]]:
     """The ids of two steps, all of them read once both are on the host."""
     load(device, gates)
-    batch = scheduler.Batch("decode", (), 2, 0, 1, {})
+    batch = Batch(Decode(2, 1), (), {})
     d2h, steps = (
-        BehindEvent(device, device.buffer("a", 0, 16)),
+        BehindEvent(device, device.buffer("a", 0, 16), {}),
         [Step(number, batch, None) for number in (0, 1)],
     )
     for step in steps:
@@ -171,7 +173,7 @@ def test_without_two_destinations_the_next_steps_ids_overwrite_those_not_read_ye
 ):
     gates = Gates(tmp_path)
     assert ids_read_late(device, gates) == [[1, 1], [2, 2]]
-    monkeypatch.setattr(BehindEvent, "_destination", lambda self, step: self.ids[0][: step.batch.rows])
+    monkeypatch.setattr(BehindEvent, "_destination", lambda self, step: self.ids[0][: step.batch.sampled])
     assert ids_read_late(device, gates) == [[2, 2], [2, 2]]
 
 
@@ -206,11 +208,10 @@ def rows_on_device(device, choice: str, gates: Gates) -> list[list[int]]:
         tuple(device.buffer("b", slot * 16, 16) for slot in range(2)),
     )
     forward = device.stream("forward")
-    toggle = h2d.choose(choice, device, forward, {"decode.1.1": metadata}, Counter(), lambda: None)
+    toggle = h2d.CHOICES[choice](device, forward, {"decode.1.1": metadata}, Counter(), lambda: None)
     values = {array.name: [0] for array in arrays}
     first, second = (
-        scheduler.Batch("decode", (), 1, 0, 1, values, [(slot, np.full(4, slot + 1, dtype=np.int32))])
-        for slot in range(2)
+        Batch(Decode(1, 1), (), values, [(slot, np.full(4, slot + 1, dtype=np.int32))]) for slot in range(2)
     )
     gate = gates.new()
     hold(device, gate)

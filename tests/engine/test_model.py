@@ -12,6 +12,9 @@ import torch
 
 from overlap_bench.engines import api
 from overlap_bench.engines.overlap import SPEC, model, scheduler
+from overlap_bench.engines.overlap.batch import Batch, decode_batch, prefill_batch
+from overlap_bench.engines.overlap.config import ModelConfig
+from overlap_bench.engines.overlap.programs import Decode
 from overlap_bench.engines.overlap.request import Active
 from overlap_bench.engines.overlap.toggles.tables import Full
 from tests.support.in_process_engine import generated, reference_model, serve
@@ -27,14 +30,14 @@ def test_logits_equal_transformers_to_a_thousandth(monkeypatch, name):
     request = api_request(ids[:20])
     request.slot, request.blocks = 1, [7, 2, 5]
     with torch.inference_mode():
-        batch = scheduler.prefill_batch([request], 20, 16)
+        tables = Full(slots=3, blocks=3, counters=Counter())
+        batch = prefill_batch([request], 20, tables, 16)
         write(module, "prefill", batch)
         module.prefill(1, 20)
-        tables = Full(slots=3, blocks=3, counters=Counter())
         tables.write(1, request.blocks)
         for position in range(20, 40):
             request.tokens, request.context = ids[20 : position + 1], position + 1
-            batch = scheduler.decode_batch([request], 2, 3, tables, 16, padding_slot=2)
+            batch = decode_batch([request], Decode(2, 3), tables, 16)
             write(module, "decode.2.3", batch)
             module.decode(2, 3)
         expected = reference_model(name)(torch.tensor([ids])).logits[0, 19:]
@@ -51,14 +54,14 @@ def test_logits_behind_a_cached_prefix_equal_transformers_to_a_thousandth(monkey
     first.slot, first.blocks = 0, [7, 2]
     second.slot, second.blocks, second.cached_blocks = 1, [7, 5], 1
     with torch.inference_mode():
-        write(module, "prefill", scheduler.prefill_batch([first], 20, 16))
-        module.prefill(1, 20)
         tables = Full(slots=3, blocks=2, counters=Counter())
+        write(module, "prefill", prefill_batch([first], 20, tables, 16))
+        module.prefill(1, 20)
         tables.write(0, first.blocks)
         tables.write(1, second.blocks)
-        batch = scheduler.extend_batch([first, second], 20, tables, 16)
+        batch = prefill_batch([first, second], 20, tables, 16)
         write(module, "extend", batch)
-        module.extend(*batch.program[1:])
+        module.extend(*batch.program.arguments)
         expected = [
             reference_model(name)(torch.tensor([each.prompt])).logits[0, -1] for each in (first, second)
         ]
@@ -71,25 +74,17 @@ def small_module(monkeypatch, name: str) -> tuple[model.OverlapModule, list[torc
     """The device's module in this process, and where the logits of its steps are put."""
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(model, "sample_greedy", lambda logits, out: seen.append(logits.clone()))
-    module = model.build(
-        torch.device("cpu"),
+    config = ModelConfig(
         model=name,
-        dtype="float32",
-        seed=0,
         max_batch_size=2,
         prefill_max_batch_size=2,
         prefill_max_tokens=64,
         max_context=48,
         num_blocks=9,
         block_size=16,
-        decode_shapes=[[2, 3]],
         prefix_cache=True,
-        families=["greedy"],
-        persistent_tables=False,
-        steps=1,
-        chunk_tokens=0,
-        drafts=0,
     )
+    module = model.OverlapModule(torch.device("cpu"), config)
     return module, seen
 
 
@@ -97,7 +92,7 @@ def api_request(prompt: list[int]):
     return Active(api.Request(0, prompt, 30), prompt, 0, 0)
 
 
-def write(module: model.OverlapModule, name: str, batch: scheduler.Batch) -> None:
+def write(module: model.OverlapModule, name: str, batch: Batch) -> None:
     for key, values in batch.values.items():
         flat = torch.as_tensor(values).ravel()
         module._arrays[name][key][: len(flat)] = flat

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from overlap_bench.engines.api import Request
-from overlap_bench.engines.overlap.device_plan import bucket_sizes
+from overlap_bench.engines.overlap.batch import Batch
+from overlap_bench.engines.overlap.config import ModelConfig, bucket_sizes
 from overlap_bench.engines.overlap.kv_cache import BlockPool
 from overlap_bench.engines.overlap.request import Active
-from overlap_bench.engines.overlap.scheduler import Batch, Limits, Scheduler
+from overlap_bench.engines.overlap.scheduler import Scheduler
 from overlap_bench.engines.overlap.toggles import accept, chunk, tables
 from tests.support.simulation import EOS, VOCABULARY, Simulation, expected_tokens
 
@@ -25,15 +26,17 @@ CONTEXT = 32
 def make_scheduler(
     batch: int = 4, blocks: int = 40, prefill_batch: int = 3, prefill_tokens: int = 48, choice: str = "full"
 ) -> Scheduler:
-    limits = Limits(batch, prefill_batch, prefill_tokens, bucket_sizes(batch), bucket_sizes(CONTEXT // BLOCK))
-    block_tables = tables.choose(choice, batch + 1, CONTEXT // BLOCK, Counter())
-    return Scheduler(
-        BlockPool(blocks, BLOCK),
-        limits,
-        block_tables,
-        compose=chunk.whole,
-        goes_on=accept.wait_for_the_host,
+    config = ModelConfig(
+        model="",
+        max_batch_size=batch,
+        prefill_max_batch_size=prefill_batch,
+        prefill_max_tokens=prefill_tokens,
+        max_context=CONTEXT,
+        block_size=BLOCK,
+        num_blocks=blocks,
     )
+    block_tables = tables.CHOICES[choice](batch + 1, CONTEXT // BLOCK, Counter())
+    return Scheduler(config, block_tables, compose=chunk.whole, goes_on=accept.wait_for_the_host)
 
 
 def make_request(number: int, prompt: int, count: int, stop: bool = False) -> Active:
@@ -208,7 +211,7 @@ class Books(RuleBasedStateMachine):
             self.simulation.check()
             self.simulation.check_ended()
             assert len(self.simulation.ended) == self.count
-            assert self.simulation.pool.free == self.simulation.blocks - 1
+            assert self.simulation.scheduler.pool.free == self.simulation.blocks - 1
 
 
 TestBooks = Books.TestCase
@@ -348,7 +351,7 @@ def test_a_prompt_in_chunks_gives_its_first_token_with_the_last_of_them_and_hold
     simulation.submit(Request(1, list(range(10)), 4))
     first, second, third = (simulation.scheduler.schedule() for _ in range(3))
     for batch in (first, second, third):
-        assert batch.kind == "mixed"
+        assert batch.program.kind == "mixed"
         assert [each.request.id for each in batch.requests] == [0, 1], "who decodes goes on beside it"
     assert [batch.unfinished for batch in (first, second, third)] == [1, 1, 0]
     assert [batch.values["position_ids"][1:] for batch in (first, second, third)] == [
@@ -373,7 +376,7 @@ def test_a_batch_of_eight_steps_stops_at_each_requests_end_and_counts_what_came_
     prefill = simulation.scheduler.schedule()
     simulation.scheduler.append(prefill, [9, 9], frozenset())
     decode = simulation.scheduler.schedule()
-    assert (decode.gives, decode.sampled, decode.tokens) == (8, 16, 16)
+    assert (decode.program.gives, decode.sampled, decode.program.tokens) == (8, 16, 16)
     ids = [number for number in range(10, 18) for _ in range(2)]
     appended = simulation.scheduler.append(decode, ids, frozenset())
     assert appended.past_end == 4

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from overlap_bench.engines.api import EngineError
-from overlap_bench.engines.overlap.scheduler import Batch
+from overlap_bench.engines.overlap.batch import Batch
+from overlap_bench.engines.overlap.programs import Mixed, Prefill, Verify
 from overlap_bench.engines.overlap.toggles import share
 from overlap_bench.engines.overlap.toggles.share import SLOTS
 from tests.support.bench_command import PATIENCE_S
@@ -28,21 +29,19 @@ def decode(number: int) -> Batch:
         "block_tables": np.full((3, 2), number, dtype=np.int32),
     }
     changed = [(2, np.full(5, number, dtype=np.int32))]
-    return Batch(
-        "decode", ("somebody",), 3, 0, 2, values, changed, family="sampled", counted=True, gives=4  # type: ignore[arg-type]
-    )  # fmt: skip
+    program = Verify(3, 2, family="sampled", gives=4)
+    return Batch(program, ("somebody",), values, changed)  # type: ignore[arg-type]
 
 
 def prompts() -> Batch:
     values = {"input_ids": list(range(17)), "block_tables": np.arange(6, dtype=np.int32).reshape(2, 3)}
-    return Batch("mixed", (), 3, 8, 2, values, decode_rows=1, decode_blocks=2, unfinished=1, mixed=True)
+    return Batch(Mixed(1, 2, 2, 8, 2), (), values, unfinished=1)
 
 
 def plain(batch: Batch) -> dict[str, object]:
     """All that a rank's program and its metadata are made from."""
     return {
         "program": batch.program,
-        "rows": (batch.kind, batch.rows, batch.blocks),
         "values": {name: np.asarray(each).ravel().tolist() for name, each in batch.values.items()},
         "changed": [(slot, row.tolist()) for slot, row in batch.changed_rows],
     }
@@ -55,7 +54,7 @@ def choice(request: pytest.FixtureRequest) -> str:
 
 def test_every_rank_is_told_of_each_step_and_order_in_turn(choice: str) -> None:
     counters: Counter[str] = Counter()
-    sender = share.choose(choice, 2, STEP_BYTES, counters, lambda: None)
+    sender = share.CHOICES[choice](2, STEP_BYTES, counters, lambda: None)
     receivers = [share.RECEIVERS[choice](ends) for ends in sender.ends]
     sender.send(7, decode(7))
     sender.order("drain")
@@ -83,7 +82,7 @@ def steps_read_late(choice: str) -> list[int]:
     """What a rank reads of more steps than a ring has slots, all of them sent before it looks at the first,
     as far as they may be."""
     count = 2 * SLOTS
-    sender = share.choose(choice, 1, STEP_BYTES, Counter(), lambda: None)
+    sender = share.CHOICES[choice](1, STEP_BYTES, Counter(), lambda: None)
     receiver = share.RECEIVERS[choice](sender.ends[0])
     sending = threading.Thread(
         target=lambda: [sender.send(number, decode(number)) for number in range(count)]
@@ -109,7 +108,7 @@ def test_a_full_ring_asks_whether_the_ranks_still_live() -> None:
     def gone() -> None:
         raise EngineError("rank 1 died")
 
-    sender = share.choose("ring", 1, STEP_BYTES, Counter(), gone)
+    sender = share.CHOICES["ring"](1, STEP_BYTES, Counter(), gone)
     for number in range(SLOTS):
         sender.send(number, decode(number))
     with pytest.raises(EngineError, match="rank 1 died"):
@@ -118,8 +117,8 @@ def test_a_full_ring_asks_whether_the_ranks_still_live() -> None:
 
 
 def test_a_step_too_large_for_a_slot_is_refused_rather_than_cut() -> None:
-    sender = share.choose("ring", 1, 64, Counter(), lambda: None)
-    huge = Batch("prefill", (), 1, 9000, 0, {"input_ids": list(range(9000))})
+    sender = share.CHOICES["ring"](1, 64, Counter(), lambda: None)
+    huge = Batch(Prefill(1, 9000), (), {"input_ids": list(range(9000))})
     with pytest.raises(EngineError, match="step 3 does not fit into the ring's slots"):
         sender.send(3, huge)
     sender.close()

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from overlap_bench.engines import api
 from overlap_bench.engines.devices.base import DeviceLost
-from overlap_bench.engines.overlap import SPEC, scheduler
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.engines.overlap.batch import Batch
+from overlap_bench.engines.overlap.programs import Decode
 from overlap_bench.engines.overlap.step import Step
 from overlap_bench.engines.overlap.toggles import d2h, launch, tables
 from overlap_bench.engines.overlap.toggles import gc as gc_toggle
@@ -108,8 +110,8 @@ class Ids:
 def reading(fake: Ids) -> tuple[d2h.OnThread, list[Step], Counter[str]]:
     """A reader, two steps that it was given, and its counters."""
     counters = Counter[str]()
-    toggle = d2h.choose("thread", fake, SimpleNamespace(nbytes=16), counters)
-    batch = scheduler.Batch("decode", (), 2, 0, 1, {})
+    toggle = d2h.CHOICES["thread"](fake, SimpleNamespace(nbytes=16), counters)
+    batch = Batch(Decode(2, 1), (), {})
     steps = [Step(number, batch, None) for number in range(2)]
     for step in steps:
         toggle.start(step)
@@ -166,7 +168,7 @@ batches = st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=SLOTS, unique
 @settings(max_examples=200)
 @given(st.lists(st.tuples(row_writes, batches, st.integers(1, BLOCKS)), max_size=12))
 def test_changed_rows_leave_the_device_with_the_table_that_whole_ones_tell(script):
-    full, dirty = (tables.choose(choice, SLOTS + 1, BLOCKS, Counter()) for choice in tables.TOGGLE.choices)
+    full, dirty = (tables.CHOICES[choice](SLOTS + 1, BLOCKS, Counter()) for choice in tables.TOGGLE.choices)
     kept = np.zeros((SLOTS + 1, BLOCKS), dtype=np.int32)
     for written, slots, blocks in script:
         for slot, numbers in written:

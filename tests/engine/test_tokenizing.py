@@ -68,7 +68,7 @@ def test_nothing_is_lost_and_a_result_wakes_the_loop(tokenizing: Tokenizing, tok
     pump = tokenizing.feeding(wait, taken.append)
     asked = requests(300)
     for request in asked:
-        tokenizing.submit(request, str(request.prompt), 7)
+        tokenizing.submit(request, 7)
     while len(taken) < len(asked):
         assert pump(None), f"asleep with {len(taken)} of {len(asked)}"
     assert {each.request.id: each.prompt for each in taken} == {
@@ -124,7 +124,7 @@ def test_the_end_does_not_wait_for_a_text_and_is_not_written_to_behind_it(
     monkeypatch.setattr("overlap_bench.engines.overlap.tokenizing.encode", held_up)
     workers = Tokenizing(tokenizer, 1)
     wake_fd = workers.wake_fd
-    workers.submit(api.Request(0, "Hello", 3), "Hello", 7)
+    workers.submit(api.Request(0, "Hello", 3), 7)
     workers._pool.submit(done.set)
     assert begun.wait(PATIENCE_S)
     workers.stop()

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from overlap_bench.engines.api import Request
-from overlap_bench.engines.overlap.device_plan import bucket_sizes
-from overlap_bench.engines.overlap.kv_cache import BlockPool
+from overlap_bench.engines.overlap.batch import Batch
+from overlap_bench.engines.overlap.config import ModelConfig, bucket_sizes
+from overlap_bench.engines.overlap.programs import Mixed, Prefill
 from overlap_bench.engines.overlap.request import NO_SLOT, Active
-from overlap_bench.engines.overlap.scheduler import Batch, Limits, Scheduler
+from overlap_bench.engines.overlap.scheduler import Scheduler
 from overlap_bench.engines.overlap.toggles import accept, chunk, tables
 
 VOCABULARY = 97
@@ -56,17 +57,18 @@ class StubDevice:
         values = {name: np.asarray(each) for name, each in batch.values.items()}
         for slot, changed in batch.changed_rows:
             self.tables[slot] = changed
-        if batch.counted:
+        if batch.program.counted:
             return self._verify(batch, values)
         ids = values["input_ids"]
         ids = np.where(ids < 0, self.future[np.maximum(-1 - ids, 0)], ids)
         self.kv[values["slot_mapping"]] = ids
         sampled = self._sample(batch, values, 0)
-        for turn in range(1, batch.gives):
+        for turn in range(1, batch.program.gives):
             for row in range(len(batch.requests)):
-                self.kv[self._slots(batch, values, row, turn)[-1]] = sampled[(turn - 1) * batch.rows + row]
+                newest = sampled[(turn - 1) * batch.program.rows + row]
+                self.kv[self._slots(batch, values, row, turn)[-1]] = newest
             sampled += self._sample(batch, values, turn)
-        self.future[values["request_slots"]] = sampled[-batch.rows :]
+        self.future[values["request_slots"]] = sampled[-batch.program.rows :]
         for row in range(len(batch.given)):
             said = [*self.kv[self._slots(batch, values, row, 0)].tolist(), sampled[row]]
             self.said[values["request_slots"][row]] = said
@@ -74,18 +76,18 @@ class StubDevice:
 
     def _verify(self, batch: Batch, values: dict[str, np.ndarray]) -> list[int]:
         """Each row's newest token with drafts behind it, of which every so many are right."""
-        sampled = np.zeros((batch.gives + 1, batch.rows), dtype=np.int64)
+        sampled = np.zeros((batch.program.gives + 1, batch.program.rows), dtype=np.int64)
         for row in range(len(batch.requests)):
             said = self.said[values["request_slots"][row]]
             known, right = len(said), list(said)
-            for _ in range(batch.gives):
+            for _ in range(batch.program.gives):
                 right.append(next_token(right))
             drafts = [token if (token + known) % 3 else (token + 1) % VOCABULARY for token in right[known:-1]]
             slots = self._places(self._table(batch, values, row), known + len(drafts))
             self.kv[slots[known - 1 :]] = [said[-1], *drafts]
-            chosen = [next_token(self.kv[slots[: known + each]]) for each in range(batch.gives)]
+            chosen = [next_token(self.kv[slots[: known + each]]) for each in range(batch.program.gives)]
             kept = 1
-            while kept < batch.gives and chosen[kept - 1] == drafts[kept - 1]:
+            while kept < batch.program.gives and chosen[kept - 1] == drafts[kept - 1]:
                 kept += 1
             sampled[:-1, row], sampled[-1, row] = chosen, kept
             said += chosen[:kept]
@@ -96,15 +98,15 @@ class StubDevice:
         """The next id of each row, so many decode steps later."""
         return [
             next_token(self.kv[self._slots(batch, values, row, turn)]) if row < len(batch.requests) else 0
-            for row in range(batch.rows)
+            for row in range(batch.program.rows)
         ]
 
     def _slots(self, batch: Batch, values: dict[str, np.ndarray], row: int, turn: int) -> np.ndarray:
         """Where the keys and values of a request lie, from its first token on. Beyond its table is the dummy
         block, whose first place stands for all of it."""
         count = values["context_lens"][row] + turn
-        if not batch.blocks:
-            return values["slot_mapping"][row * batch.length :][:count]
+        if type(batch.program) is Prefill:
+            return values["slot_mapping"][row * batch.program.length :][:count]
         return self._places(self._table(batch, values, row), count)
 
     def _places(self, table: np.ndarray, count: int) -> np.ndarray:
@@ -122,10 +124,10 @@ class StubDevice:
         tables: Sequence[np.ndarray] | np.ndarray
         if told is None:
             tables = self.tables[values["request_slots"]]
-        elif batch.mixed:
-            tabled = batch.decode_rows * batch.decode_blocks
-            decoding = told[:tabled].reshape(batch.decode_rows, -1) if batch.decode_rows else told[:0]
-            tables = [*decoding, *told[tabled:].reshape(-1, batch.blocks)]
+        elif isinstance(mixed := batch.program, Mixed):
+            tabled = mixed.decode_rows * mixed.decode_blocks
+            decoding = told[:tabled].reshape(mixed.decode_rows, -1) if mixed.decode_rows else told[:0]
+            tables = [*decoding, *told[tabled:].reshape(-1, mixed.blocks)]
         else:
             tables = told
         table: np.ndarray = tables[row]
@@ -157,23 +159,23 @@ class Simulation:
 
     def __post_init__(self) -> None:
         buckets = bucket_sizes(-(-self.context // self.block_size))
-        limits = Limits(
-            self.batch,
-            self.prefill_batch,
-            self.prefill_tokens,
-            bucket_sizes(self.batch),
-            buckets,
-            self.chunk_tokens,
+        chosen = tables.CHOICES[self.tables](self.batch + 1, buckets[-1], Counter())
+        config = ModelConfig(
+            model="",
+            max_batch_size=self.batch,
+            prefill_max_batch_size=self.prefill_batch,
+            prefill_max_tokens=self.prefill_tokens,
+            max_context=self.context,
+            block_size=self.block_size,
+            num_blocks=self.blocks,
+            prefix_cache=self.prefix_cache,
+            chunk_tokens=self.chunk_tokens,
+            steps=self.steps,
+            drafts=3 if self.accept else 0,
         )
-        self.pool = BlockPool(self.blocks, self.block_size)
-        chosen = tables.choose(self.tables, self.batch + 1, buckets[-1], Counter())
         self.scheduler = Scheduler(
-            self.pool,
-            limits,
+            config,
             chosen,
-            self.prefix_cache,
-            gives=4 if self.accept else self.steps,
-            counted=bool(self.accept),
             goes_on=accept.POLICIES[self.accept or "host"],
             compose=chunk.COMPOSE["on" if self.chunk_tokens else "off"],
         )
@@ -194,12 +196,12 @@ class Simulation:
         batch = self.scheduler.schedule()
         if batch is not None:
             assert len(batch.requests) <= self.batch
-            prompts = len(batch.requests) - batch.decode_rows
-            if batch.length and self.chunk_tokens:
-                assert prompts * batch.length <= self.chunk_tokens
-                assert prompts <= self.prefill_batch
-            elif batch.length:
-                assert batch.tokens <= self.prefill_tokens or prompts == 1
+            program = batch.program
+            if isinstance(program, Prefill | Mixed):
+                prompts = program.rows - program.decode_rows
+                most = self.chunk_tokens or self.prefill_tokens
+                alone = prompts == 1 and not self.chunk_tokens
+                assert prompts * program.length <= most or alone
                 assert prompts <= self.prefill_batch
             self.preempted += batch.preempted
             self.cached += batch.cached_tokens
@@ -223,7 +225,7 @@ class Simulation:
 
     def check(self) -> None:
         """Every block and slot has the owners it says it has, and none is lost."""
-        scheduler, pool = self.scheduler, self.pool
+        scheduler, pool = self.scheduler, self.scheduler.pool
         owners = Counter(block for request in scheduler.running for block in request.blocks)
         assert all(pool._owners[block] == owners[block] for block in range(self.blocks))
         shared = {block for block, count in owners.items() if count > 1}

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from overlap_bench.engines.api import Toggle
 
 if TYPE_CHECKING:
-    from overlap_bench.engines.overlap.scheduler import Batch, Scheduler
+    from overlap_bench.engines.overlap.batch import Batch
+    from overlap_bench.engines.overlap.scheduler import Scheduler
 
 TOGGLE = Toggle(
     name="chunk",
@@ -31,11 +32,12 @@ TOGGLE = Toggle(
     source="Sarathi-Serve; vLLM 3236, 45074",
     counters=("prompt_chunks",),
 )
+COMPOSING = True  # it changes what a step is made of, so that arms that differ by it have unlike steps
 
 
 def whole(scheduler: Scheduler) -> Batch | None:
     """Before."""
-    return scheduler.prefill() or scheduler.decode()
+    return scheduler.prefill() or scheduler.decode(scheduler.grow())
 
 
 def in_chunks(scheduler: Scheduler) -> Batch | None:
@@ -44,7 +46,8 @@ def in_chunks(scheduler: Scheduler) -> Batch | None:
     if decoding is None:
         return None
     chunks = scheduler.take_chunks()
-    return scheduler.mix(decoding, chunks) if chunks else scheduler.decode_grown(decoding)
+    return scheduler.mix(decoding, chunks) if chunks else scheduler.decode(decoding)
 
 
+MIXES = {"off": False, "on": True}  # whether there are programs for both kinds of rows
 COMPOSE: dict[str, Callable[[Scheduler], Batch | None]] = {"off": whole, "on": in_chunks}

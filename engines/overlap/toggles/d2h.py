@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from overlap_bench.engines.api import Toggle
 from overlap_bench.engines.tracing import name_thread
@@ -55,7 +56,9 @@ TOGGLE = Toggle(
 )
 
 
-class DeviceToHost(Protocol):
+class DeviceToHost:
+    """`start` and `stop` are nothing, unless a choice has something to do."""
+
     stream: Stream  # the one the copy runs on
 
     def start(self, step: Step) -> None:
@@ -64,23 +67,21 @@ class DeviceToHost(Protocol):
     def finish(self, step: Step) -> list[int]:
         """On the scheduler's thread: wait for the ids of a launched step; padding rows included. To be called
         once per step, in the order of start."""
+        raise NotImplementedError
 
     def stop(self) -> None:
         """No step is started any more."""
 
 
-class Blocking:
+class Blocking(DeviceToHost):
     """Before."""
 
-    def __init__(self, device: Device, sampled_ids: Buffer) -> None:
+    def __init__(self, device: Device, sampled_ids: Buffer, counters: dict[str, int]) -> None:
         import torch
 
         self.device, self.sampled_ids = device, sampled_ids
         self.stream = device.stream("forward")
         self.allocate, self.dtype = torch.empty, torch.int64
-
-    def start(self, step: Step) -> None:
-        pass
 
     def finish(self, step: Step) -> list[int]:
         ids: torch.Tensor = self.allocate(step.batch.sampled, dtype=self.dtype)
@@ -88,14 +89,11 @@ class Blocking:
         values: list[int] = ids.tolist()
         return values
 
-    def stop(self) -> None:
-        pass
 
-
-class BehindEvent:
+class BehindEvent(DeviceToHost):
     """After. Two destinations in turn, since the next step's ids may arrive while these are being read."""
 
-    def __init__(self, device: Device, sampled_ids: Buffer) -> None:
+    def __init__(self, device: Device, sampled_ids: Buffer, counters: dict[str, int]) -> None:
         import torch
 
         self.device, self.sampled_ids = device, sampled_ids
@@ -119,9 +117,6 @@ class BehindEvent:
         assert step.copy_done is not None  # a step is waited for only once it was launched
         self.device.synchronize(step.copy_done)
 
-    def stop(self) -> None:
-        pass
-
     def _destination(self, step: Step) -> torch.Tensor:
         return self.ids[step.number % 2][: step.batch.sampled]
 
@@ -133,7 +128,7 @@ class OnThread(BehindEvent):
     thread having them, where it waited; `reader_ahead`, the steps whose ids lay ready when it asked."""
 
     def __init__(self, device: Device, sampled_ids: Buffer, counters: dict[str, int]) -> None:
-        super().__init__(device, sampled_ids)
+        super().__init__(device, sampled_ids, counters)
         self.counters = counters
         self._launched: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
         self._read: queue.SimpleQueue[tuple[Step, list[int] | BaseException, int]] = queue.SimpleQueue()
@@ -172,9 +167,8 @@ class OnThread(BehindEvent):
             self._read.put((step, ids, now))
 
 
-def choose(choice: str, device: Device, sampled_ids: Buffer, counters: dict[str, int]) -> DeviceToHost:
-    if choice == "blocking":
-        return Blocking(device, sampled_ids)
-    if choice == "thread":
-        return OnThread(device, sampled_ids, counters)
-    return {"event": BehindEvent}[choice](device, sampled_ids)
+CHOICES: dict[str, Callable[[Device, Buffer, dict[str, int]], DeviceToHost]] = {
+    "blocking": Blocking,
+    "event": BehindEvent,
+    "thread": OnThread,
+}

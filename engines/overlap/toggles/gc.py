@@ -14,8 +14,8 @@ An engine that makes little garbage has few full collections, and little to gain
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter_ns
 from typing import Any
 
@@ -34,13 +34,7 @@ OLDEST = 2  # the generation whose collection walks everything that is not froze
 
 
 @contextmanager
-def leave_collector() -> Iterator[None]:
-    """Before."""
-    yield
-
-
-@contextmanager
-def freeze() -> Iterator[None]:
+def freeze(loop: object = None) -> Iterator[None]:
     """After."""
     gc.collect()
     gc.freeze()
@@ -71,4 +65,4 @@ def counted(counters: dict[str, int]) -> Iterator[None]:
         gc.callbacks.remove(collecting)
 
 
-SERVING = {"default": leave_collector, "frozen": freeze}
+SERVING: dict[str, Callable[..., AbstractContextManager[None]]] = {"default": nullcontext, "frozen": freeze}

@@ -15,8 +15,8 @@ caches. Where both compute all the time they only take turns more often.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
@@ -39,13 +39,7 @@ FAST_SWITCH_S = 50e-6
 
 
 @contextmanager
-def leave_interval() -> Iterator[None]:
-    """Before."""
-    yield
-
-
-@contextmanager
-def switch_fast() -> Iterator[None]:
+def switch_fast(loop: object = None) -> Iterator[None]:
     """After."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(FAST_SWITCH_S)
@@ -62,4 +56,7 @@ def count_launch_lag(counters: dict[str, int], step: Step) -> None:
     counters["switch_interval_ns"] += round(sys.getswitchinterval() * 1e9)
 
 
-SERVING = {"default": leave_interval, "fast-switch": switch_fast}
+SERVING: dict[str, Callable[..., AbstractContextManager[None]]] = {
+    "default": nullcontext,
+    "fast-switch": switch_fast,
+}

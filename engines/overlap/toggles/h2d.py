@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # the declaration below is read by command lines that must no
     import torch
 
     from overlap_bench.engines.devices.base import Buffer, Device, Event, Stream
-    from overlap_bench.engines.overlap.scheduler import Batch
+    from overlap_bench.engines.overlap.batch import Batch
     from overlap_bench.engines.overlap.step import Step
 
 TOGGLE = Toggle(
@@ -83,7 +83,14 @@ class HostToDevice(Protocol):
 class Pageable:
     """Before."""
 
-    def __init__(self, device: Device, stream: Stream, metadata: dict[str, Metadata]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        stream: Stream,
+        metadata: dict[str, Metadata],
+        counters: dict[str, int],
+        check_launching: Callable[[], None],
+    ) -> None:
         import torch
 
         self.device, self.stream, self.metadata = device, stream, metadata
@@ -95,7 +102,7 @@ class Pageable:
 
     def copy(self, step: Step) -> None:
         batch = step.batch
-        metadata = self.metadata[metadata_name(batch)]
+        metadata = self.metadata[batch.program.metadata]
         for array in metadata.arrays:
             source = self.source(batch.values[array.name], self.dtypes[array.dtype])
             self.device.to_device(metadata.targets[array.name], source, self.stream)
@@ -132,7 +139,7 @@ class Pinned:
         }
 
     def stage(self, batch: Batch) -> PinnedSet:
-        pinned = self.sets[metadata_name(batch)]
+        pinned = self.sets[batch.program.metadata]
         pinned.wait_until_read()
         for name, values in batch.values.items():
             pinned.views[name][: _length(values)] = _flat(values)
@@ -217,12 +224,6 @@ class PinnedSet:
         self._issued.set()
 
 
-def metadata_name(batch: Batch) -> str:
-    """The name under which the module keeps the metadata buffer of a batch's program."""
-    program = batch.program[0]
-    return f"{program}.{batch.rows}.{batch.blocks}" if batch.kind == "decode" else program
-
-
 def _length(values: Any) -> int:
     return values.size if hasattr(values, "size") else len(values)
 
@@ -231,17 +232,9 @@ def _flat(values: Any) -> Any:
     return values.ravel() if hasattr(values, "ravel") else values
 
 
-def choose(
-    choice: str,
-    device: Device,
-    stream: Stream,
-    metadata: dict[str, Metadata],
-    counters: dict[str, int],
-    check_launching: Callable[[], None],
-) -> HostToDevice:
-    if choice == "pageable":
-        return Pageable(device, stream, metadata)
-    if choice == "pin-per-call":
-        return PinPerCall(device, stream, metadata)
-    after = {"pinned": Pinned, "packed": Packed}[choice]
-    return after(device, stream, metadata, counters, check_launching)
+CHOICES: dict[str, Callable[..., HostToDevice]] = {  # each made as Pageable is
+    "pageable": Pageable,
+    "pin-per-call": PinPerCall,
+    "pinned": Pinned,
+    "packed": Packed,
+}

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from overlap_bench.engines.api import Toggle
 from overlap_bench.engines.overlap.toggles import gil
@@ -36,7 +37,9 @@ TOGGLE = Toggle(
 )
 
 
-class Launch(Protocol):
+class Launch:
+    """All but `submit` is nothing, unless a choice has something to do."""
+
     def submit(self, step: Step) -> None:
         """Launch a step, now or soon."""
 
@@ -51,26 +54,17 @@ class Launch(Protocol):
     def stop(self) -> None: ...
 
 
-class Inline:
+class Inline(Launch):
     """After."""
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: Forward, counters: dict[str, int]) -> None:
         self.forward = forward
 
     def submit(self, step: Step) -> None:
         self.forward.run(step)
 
-    def wait_until_issued(self, step: Step) -> None:
-        pass
 
-    def check(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-
-class ForwardThread:
+class ForwardThread(Launch):
     """Before."""
 
     def __init__(self, forward: Forward, counters: dict[str, int]) -> None:
@@ -117,7 +111,7 @@ class ForwardThread:
             self._output.put(step)
 
 
-def choose(choice: str, forward: Forward, counters: dict[str, int]) -> Launch:
-    if choice == "thread":
-        return ForwardThread(forward, counters)
-    return {"inline": Inline}[choice](forward)
+CHOICES: dict[str, Callable[[Forward, dict[str, int]], Launch]] = {
+    "thread": ForwardThread,
+    "inline": Inline,
+}

@@ -22,7 +22,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from overlap_bench.engines.api import EngineError, Toggle
 
@@ -48,12 +48,11 @@ OUTPUT_PROCESS = "overlap_bench.engines.overlap.output_process"
 PIPE_BYTES = 1 << 20  # how far the engine may run ahead of the output process before its writes block
 
 
-class Output(Protocol):
-    deferred: bool  # whether what is handed over is processed only in catch_up
+class Output:
+    """All but `open`, `hand_over` and `close` is nothing, unless a choice has something to do."""
 
-    @property
-    def pid(self) -> int | None:
-        """The output process, where there is one."""
+    deferred = False  # whether what is handed over is processed only in catch_up
+    pid: int | None = None  # the output process, where there is one
 
     def open(self, opening: Opening) -> None:
         """A request with stop strings is about to get its first token."""
@@ -66,6 +65,7 @@ class Output(Protocol):
 
     def stopped(self) -> Sequence[Stopped]:
         """What stop strings have ended since the last call; does not block."""
+        raise NotImplementedError
 
     def flush(self) -> None:
         """Return once all that was handed over is sent."""
@@ -78,70 +78,48 @@ class Output(Protocol):
 
     def take_ranges(self) -> list[HostRanges]:
         """What another process did since then, if there is one."""
+        return []
 
     def delay(self, ns: int) -> int:
         """Another process, if there is one, computes for so much longer at each step from now on. What that
         took since the last call, ns."""
-
-    def stop(self) -> None: ...
-
-
-class OnTheStep:
-    """What the choices without another process have in common."""
-
-    pid: int | None = None
-
-    def __init__(self, make_processor: MakeProcessor) -> None:
-        self._stopped: list[Stopped] = []
-        self.processor = make_processor(self._stopped.extend)
-        self.open = self.processor.open
-
-    def stopped(self) -> Sequence[Stopped]:
-        return _taken(self._stopped)
-
-    def keep_ranges(self) -> None:
-        pass
-
-    def take_ranges(self) -> list[HostRanges]:
-        return []
-
-    def delay(self, ns: int) -> int:
         return 0
 
     def stop(self) -> None:
-        pass
+        """Nothing more is handed over."""
 
 
-class Inline(OnTheStep):
+class Inline(Output):
     """Before."""
 
-    deferred = False
-
     def __init__(self, make_processor: MakeProcessor, counters: dict[str, int]) -> None:
-        super().__init__(make_processor)
+        self._stopped: list[Stopped] = []
+        self.processor = make_processor(self._stopped.extend)
         self.counters = counters
-        self.close = self.processor.close
+
+    def open(self, opening: Opening) -> None:
+        self.processor.open(opening)
 
     def hand_over(self, step: int, produced: list[Produced]) -> None:
         began = perf_counter_ns()
         self.processor.process(produced)
         self.counters["output_on_step_ns"] += perf_counter_ns() - began
 
-    def catch_up(self) -> None:
-        pass
+    def stopped(self) -> Sequence[Stopped]:
+        return _taken(self._stopped)
 
-    def flush(self) -> None:
-        pass
+    def close(self, finish: Finish) -> None:
+        self.processor.close(finish)
 
 
-class Deferred(OnTheStep):
+class Deferred(Inline):
     """After, as it landed: one step late. What it takes is hidden behind the device, so none of it counts as
     output on the step."""
 
     deferred = True
 
-    def __init__(self, make_processor: MakeProcessor) -> None:
-        super().__init__(make_processor)
+    def __init__(self, make_processor: MakeProcessor, counters: dict[str, int]) -> None:
+        super().__init__(make_processor, counters)
         self._held: list[Produced] = []
 
     def hand_over(self, step: int, produced: list[Produced]) -> None:
@@ -167,10 +145,8 @@ def _taken(stopped: list[Stopped]) -> Sequence[Stopped]:
     return taken
 
 
-class InProcess:
+class InProcess(Output):
     """After, as it was proposed."""
-
-    deferred = False
 
     def __init__(
         self, events: str, model: str, vocabulary: int, interval: int, counters: dict[str, int]
@@ -194,7 +170,7 @@ class InProcess:
             stdout=subprocess.PIPE,
             bufsize=0,
         )
-        self.pid: int | None = self._process.pid
+        self.pid = self._process.pid
         assert self._process.stdout is not None
         assert self._process.stdin is not None
         if self._process.stdout.readline() != b"ready\n":
@@ -223,9 +199,6 @@ class InProcess:
         self._send(self._handed(step=step, produced=produced))
         self.counters["output_on_step_ns"] += perf_counter_ns() - began
         self.counters["output_messages"] += 1
-
-    def catch_up(self) -> None:
-        pass
 
     def flush(self) -> None:
         self._ask(self._handed(flush=True))
@@ -309,6 +282,4 @@ def choose(
 ) -> Output:
     if choice == "process":
         return InProcess(events, model, vocabulary, interval, counters)
-    if choice == "deferred":
-        return Deferred(make_processor)
-    return {"inline": Inline}[choice](make_processor, counters)
+    return {"inline": Inline, "deferred": Deferred}[choice](make_processor, counters)

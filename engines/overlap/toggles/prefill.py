@@ -59,8 +59,8 @@ def in_a_row(previous: Step | None, current: Step | None) -> bool:
     return (
         previous is not None
         and current is not None
-        and previous.batch.kind == "prefill"
-        and current.batch.kind == "prefill"
+        and previous.batch.program.kind == "prefill"
+        and current.batch.program.kind == "prefill"
     )
 
 

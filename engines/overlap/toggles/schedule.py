@@ -27,6 +27,7 @@ TOGGLE = Toggle(
     source="SGLang's zero-overhead scheduler",
     counters=("dropped_rows",),
 )
+OVERLAPPING = ("overlap",)  # choices that launch a step before the one before it is processed
 
 
 def serial(loop: Loop, pump: Pump) -> None:

@@ -20,15 +20,15 @@ import secrets
 import select
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from mmap import mmap
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from overlap_bench.engines.api import EngineError, Toggle
 
 if TYPE_CHECKING:  # the declaration below is read by command lines that must not wait for numpy
-    from overlap_bench.engines.overlap.scheduler import Batch
+    from overlap_bench.engines.overlap.batch import Batch
 
 MOST_RANKS = 8
 SEVERAL = tuple(str(ranks) for ranks in range(2, MOST_RANKS + 1))
@@ -60,16 +60,6 @@ class Told:
     order: str = ""
 
 
-class Receiver(Protocol):
-    """On each other rank."""
-
-    def receive(self) -> Told:
-        """The next; blocks until there is one."""
-
-    def done(self) -> None:
-        """Nothing that came with the last one is read any more."""
-
-
 @dataclass(frozen=True, slots=True)
 class Ends:
     """Where a rank finds what is sent to it: plain data, and the descriptors that it inherits."""
@@ -88,7 +78,9 @@ class Ends:
 class Pickled:
     """Before."""
 
-    def __init__(self, others: int, counters: dict[str, int]) -> None:
+    def __init__(
+        self, others: int, step_bytes: int, counters: dict[str, int], check: Callable[[], None]
+    ) -> None:
         import zmq
 
         self.counters = counters
@@ -138,11 +130,12 @@ class Unpickled:
         self._socket.connect(ends.address)
 
     def receive(self) -> Told:
+        """The next; blocks until there is one."""
         told: Told = pickle.loads(self._socket.recv())
         return told
 
     def done(self) -> None:
-        pass
+        """Nothing that came with the last one is read any more."""
 
 
 class Ring:
@@ -217,21 +210,13 @@ class RingReader:
         os.eventfd_write(self._ends.free, 1)
 
 
-def _said() -> list[str]:
-    """What of a batch a slot's header says: all but its requests, and the arrays that follow the header."""
-    from overlap_bench.engines.overlap.scheduler import Batch
-
-    apart = {"requests", "values", "changed_rows"}
-    return [each.name for each in fields(Batch) if each.name not in apart]
-
-
 def _slot_writer() -> Callable[[memoryview, Told], int]:
     import msgspec
     import numpy as np
 
     from overlap_bench.engines.overlap.layout import DTYPES
 
-    encode, fields_said = msgspec.msgpack.Encoder().encode, _said()
+    encode = msgspec.msgpack.Encoder().encode
 
     def write(slot: memoryview, told: Told) -> int:
         """The bytes that it took. Raises EngineError where a step is larger than any should be."""
@@ -239,10 +224,10 @@ def _slot_writer() -> Callable[[memoryview, Told], int]:
         values: dict[str, Any] = {} if batch is None else batch.values
         changed: Sequence[tuple[int, Any]] = () if batch is None else batch.changed_rows
         arrays = [(name, np.asarray(each, dtype=DTYPES[name]).ravel()) for name, each in values.items()]
-        said = [] if batch is None else [getattr(batch, name) for name in fields_said]
+        program = None if batch is None else batch.program
         names = [(name, array.size) for name, array in arrays]
         rows = [(number, row.size) for number, row in changed]
-        header = encode((told.number, told.order, said, names, rows))
+        header = encode((told.number, told.order, program, names, rows))
         at = _aligned(_LENGTH.size + len(header))
         every = [*(array for _, array in arrays), *(row for _, row in changed)]
         if at + sum(_aligned(each.nbytes) for each in every) > len(slot):
@@ -261,15 +246,17 @@ def _slot_reader() -> Callable[[memoryview], Told]:
     import msgspec
     import numpy as np
 
+    from overlap_bench.engines.overlap.batch import Batch
     from overlap_bench.engines.overlap.layout import DTYPES
-    from overlap_bench.engines.overlap.scheduler import Batch
+    from overlap_bench.engines.overlap.programs import Program
 
-    decode, fields_said = msgspec.msgpack.Decoder().decode, _said()
+    header = tuple[int, str, Program | None, list[tuple[str, int]], list[tuple[int, int]]]
+    decode = msgspec.msgpack.Decoder(header).decode
 
     def read(slot: memoryview) -> Told:
         (length,) = _LENGTH.unpack_from(slot)
-        number, order, said, names, rows = decode(slot[_LENGTH.size : _LENGTH.size + length])
-        if order:
+        number, order, program, names, rows = decode(slot[_LENGTH.size : _LENGTH.size + length])
+        if program is None:
             return Told(number, None, order)
         at = _aligned(_LENGTH.size + length)
 
@@ -281,8 +268,7 @@ def _slot_reader() -> Callable[[memoryview], Told]:
 
         values: dict[str, Any] = {name: view(DTYPES[name], count) for name, count in names}
         changed = [(row, view("int32", count)) for row, count in rows]
-        told = dict(zip(fields_said, said, strict=True))
-        return Told(number, Batch(requests=(), values=values, changed_rows=changed, **told))
+        return Told(number, Batch(program, (), values, changed))
 
     return read
 
@@ -297,12 +283,6 @@ def _count(counters: dict[str, int], began: int, nbytes: int) -> None:
     counters["share_ns"] += perf_counter_ns() - began
 
 
-def choose(
-    choice: str, others: int, step_bytes: int, counters: dict[str, int], check: Callable[[], None]
-) -> Pickled | Ring:
-    if choice == "ring":
-        return Ring(others, step_bytes, counters, check)
-    return {"pickle": Pickled}[choice](others, counters)
-
-
+CHOICES: dict[str, Callable[..., Pickled | Ring]] = {"pickle": Pickled, "ring": Ring}
+Receiver = Unpickled | RingReader
 RECEIVERS: dict[str, Callable[[Ends], Receiver]] = {"pickle": Unpickled, "ring": RingReader}

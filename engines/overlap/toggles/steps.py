@@ -35,6 +35,7 @@ TOGGLE = Toggle(
     source="vLLM 6854 (multi-step scheduling)",
     counters=("tokens_past_end",),
 )
+COMPOSING = True  # it changes what a step is made of, so that arms that differ by it have unlike steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ another's past. A step that admits many requests pays a copy for each, where the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from overlap_bench.engines.api import Toggle
 
@@ -36,49 +36,42 @@ TOGGLE = Toggle(
 )
 
 
-class Tables(Protocol):
-    """One row of block numbers per request slot, and a last one for padding, whose blocks are all the dummy
-    block. On the scheduler's thread; every array that is returned is a copy, so rows may change at once."""
-
-    def write(self, slot: int, blocks: list[int]) -> None:
-        """`blocks` are all that the slot's request has now. A row changes in no other way."""
-
-    def read(self, slots: list[int], blocks: int) -> np.ndarray:
-        """int32 [slots, blocks], for a prefill after a cached prefix, whatever the choice."""
-
-    def whole(self, slots: list[int], blocks: int) -> dict[str, np.ndarray]:
-        """What a decode step of these slots has in its metadata: {"block_tables": int32 [slots, blocks]}, or
-        {} where the device keeps them."""
-
-    def changed(self, slots: list[int]) -> Sequence[tuple[int, np.ndarray]]:
-        """What the device must be sent before that step: (slot, int32 [max blocks]) of each changed row."""
-
-
 class Full:
-    """Before."""
+    """Before. One row of block numbers per request slot, and a last one for padding, whose blocks are all
+    the dummy block. On the scheduler's thread; every array that is returned is a copy, so rows may change at
+    once."""
 
     def __init__(self, slots: int, blocks: int, counters: dict[str, int]) -> None:
         import numpy as np
 
         self.rows: np.ndarray = np.zeros((slots, blocks), dtype=np.int32)
+        self.padding_slot = slots - 1
         self.counters = counters
 
     def write(self, slot: int, blocks: list[int]) -> None:
+        """`blocks` are all that the slot's request has now. A row changes in no other way."""
         self.rows[slot, : len(blocks)] = blocks
         self.rows[slot, len(blocks) :] = 0
 
     def read(self, slots: list[int], blocks: int) -> np.ndarray:
+        """int32 [slots, blocks], for a prefill after a cached prefix, whatever the choice."""
         rows: np.ndarray = self.rows[slots, :blocks]
         return rows
 
     def whole(self, slots: list[int], blocks: int) -> dict[str, np.ndarray]:
+        """What a decode step of these slots has in its metadata: {"block_tables": int32 [slots, blocks]}, or
+        {} where the device keeps them."""
         rows = self.read(slots, blocks)
         self.counters["table_rows"] += len(slots)
         self.counters["table_bytes"] += rows.nbytes
         return {"block_tables": rows}
 
     def changed(self, slots: list[int]) -> Sequence[tuple[int, np.ndarray]]:
+        """What the device must be sent before that step: (slot, int32 [max blocks]) of each changed row."""
         return ()
+
+
+Tables = Full  # all of them are
 
 
 class DirtyRows(Full):
@@ -105,5 +98,5 @@ class DirtyRows(Full):
         return changed
 
 
-def choose(choice: str, slots: int, blocks: int, counters: dict[str, int]) -> Tables:
-    return {"full": Full, "dirty-rows": DirtyRows}[choice](slots, blocks, counters)
+KEPT = {"full": False, "dirty-rows": True}  # whether the device keeps the tables
+CHOICES: dict[str, Callable[[int, int, dict[str, int]], Tables]] = {"full": Full, "dirty-rows": DirtyRows}
