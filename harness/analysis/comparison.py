@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from overlap_bench.harness.analysis import factorial, nodes, outputs, prediction, turns, warnings, words
+from overlap_bench.harness.analysis import nodes, outputs, prediction, turns, warnings, words
 from overlap_bench.harness.analysis.mechanism import mechanism, planted
 from overlap_bench.harness.analysis.result import (
     UNDECIDED,
@@ -38,7 +38,7 @@ from overlap_bench.harness.common.formatting import blocks_of, minutes_of
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values, values_between
 from overlap_bench.harness.plan.design import Arm, Design, Factorial
-from overlap_bench.harness.stats import contrasts, paired, verdicts
+from overlap_bench.harness.stats import paired, verdicts
 from overlap_bench.harness.stats.stopping import ALPHA
 from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION
@@ -70,6 +70,9 @@ def result(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Valu
 def _factorial(
     manifest: Manifest, planned: Factorial, blocks: Sequence[Block], per_block: Sequence[Values]
 ) -> FactorialResult:
+    from overlap_bench.harness.analysis import factorial
+    from overlap_bench.harness.stats import contrasts
+
     design = manifest.design
     check_values(design, per_block, [design.primary], ratio=True)
     values = measured(design, per_block)
