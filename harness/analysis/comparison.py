@@ -104,7 +104,10 @@ def comparisons(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence
     pairs = {other: manifest.pair(first, other) for other in others}
     values = {other: of_two(blocks, per_block, (first, other)) for other in others}
     measured_by = [block.node for block in blocks]
-    effects = {other: _effects(pair.design, values[other], measured_by) for other, pair in pairs.items()}
+    effects = {
+        other: _effects(pair.design, measured(pair.design, values[other]), measured_by)
+        for other, pair in pairs.items()
+    }
     adjusted: dict[str, dict[str, float]] = {other: {} for other in others}
     for family in ([design.primary], design.secondaries):
         raw = {
@@ -148,7 +151,7 @@ def comparison(
     alpha = design.alpha(len(blocks))
     values = measured(design, per_block)
     measured_by = [block.node for block in blocks]
-    effects = _effects(design, per_block, measured_by)
+    effects = _effects(design, values, measured_by)
     by_node = nodes.on_nodes(design, per_block, measured_by, alpha) if len(design.arms) > 1 else None
     nodes_decide = by_node is not None and by_node.unit == "node"
     if adjusted is None:
@@ -259,11 +262,10 @@ def of_two(blocks: Sequence[Block], per_block: Sequence[Values], arms: Sequence[
 
 
 def _effects(
-    design: Design, per_block: Sequence[Values], measured_by: Sequence[str]
+    design: Design, values: Mapping[str, Mapping[str, Sequence[float]]], measured_by: Sequence[str]
 ) -> dict[str, paired.Effect]:
     """By metric, of two arms; nothing of one alone. `measured_by`: the node of each block."""
-    values = measured(design, per_block)
-    alpha = design.alpha(len(per_block))
+    alpha = design.alpha(len(measured_by))
     return {
         name: nodes.effect(design, name, per_arm, measured_by, alpha)
         for name, per_arm in values.items()
