@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -15,16 +15,7 @@ from overlap_bench.harness.report.page import Page, markdown_page, terminal_page
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from overlap_bench.harness.analysis.accuracy import Evaluation
-    from overlap_bench.harness.analysis.bisection import Bisected
-    from overlap_bench.harness.analysis.catalogue import Catalogue
-    from overlap_bench.harness.analysis.experiment_result import ExperimentResult
-    from overlap_bench.harness.analysis.explain import Explained
-    from overlap_bench.harness.analysis.gate_plans import GatePlans
-    from overlap_bench.harness.analysis.result import SweepResult
-    from overlap_bench.harness.analysis.sensitivity import Sensitivity
-    from overlap_bench.harness.trace.result import Brief, TraceResult
-
+Found = Any  # a Result, or another kind of FORMS
 Form = tuple[Callable[[Any], Page | Iterable[Page]], Callable[[Any], str]]
 # By the name of a kind of result: what makes its page and its CSV, imported once there is one to print.
 FORMS = {
@@ -44,10 +35,6 @@ FORMS = {
 }
 MEASURED = ("Result", "Bisected", "SweepResult", "ExperimentResult", "Evaluation", "GatePlans")
 DECIDED = ("Bisected", "ExperimentResult")  # which have a verdict of their own
-Found: TypeAlias = (
-    "Result | Bisected | SweepResult | Explained | Sensitivity | ExperimentResult | Evaluation | GatePlans "
-    "| Catalogue | TraceResult | Brief"
-)
 
 
 def to_json(found: Found) -> str:
@@ -64,7 +51,7 @@ def to_json(found: Found) -> str:
 def verdict_of(found: Found) -> str | None:
     """The one word that a result has: of its gate, its only comparison or its first claim."""
     if type(found).__name__ in DECIDED:
-        return cast("Bisected | ExperimentResult", found).verdict
+        return cast("str | None", found.verdict)
     if not isinstance(found, Result):
         return None
     if found.gate is not None:

@@ -103,12 +103,12 @@ def stored(folder: Path, design: Design | None, admit: Admit) -> Iterator[tuple[
         yield folder, manifest
 
 
-def run_of(design: Design | None, resume: Path | None, results: Path, admit: Admit) -> Run:
-    """A fresh run of `design`; with `resume` that run, to go on with."""
+def run_of(design: Design | None, resume: Path | None, results: Path, admit: Admit, **more: Any) -> Run:
+    """A fresh run of `design`; with `resume` that run, to go on with. `more`: as of `fresh`."""
     if resume is not None:
         return stored(resume, design, admit)
     assert design is not None
-    return fresh(design, results)
+    return fresh(design, results, **more)
 
 
 def trials(runs: Mapping[Path, Manifest], observe: Observer) -> Trials:

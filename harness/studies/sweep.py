@@ -120,10 +120,8 @@ def _one_by_one(
             continue
         say(f"point {number + 1} of {count}: {spelled(point.at)}")
         try:
-            if found is None:
-                run = measure_.fresh(point.design, folder, create_within, made_here)
-            else:
-                run = measure_.stored(found[0], point.design, admit)
+            more = {"create": create_within, "made_here": made_here}
+            run = measure_.run_of(point.design, found and found[0], folder, admit, **more)
             measure_.measure(run, display)
         except BaseException as error:
             if isinstance(error, NoTime) and _kept(folder):  # the others may have enough
@@ -145,10 +143,8 @@ def _at_once(folder: Path, planned: Sweep, say: Say, admit: Admit, cluster: Clus
                     done += 1
                     continue
                 display = cluster.display(at)
-                if found is None:
-                    run = measure_.fresh(point.design, folder, create_within, made_here)
-                else:
-                    run = measure_.stored(found[0], point.design, admit)
+                more = {"create": create_within, "made_here": made_here}
+                run = measure_.run_of(point.design, found and found[0], folder, admit, **more)
                 running[at] = steps = measure_.in_steps(run, display, source)
                 next(steps)
             while running:
