@@ -278,27 +278,29 @@ def make_design(
         raise api.BadSetting("say what to run: --variant NAME (bench variants lists them) or --engine NAME")
     if request.variant is not None and request.engine is not None:
         raise api.BadSetting("--variant brings its engine: give --variant or --engine, not both")
-    variant: Variant | None = None
-    engine, options = request.engine or "", request.options
-    starts: tuple[api.Settings, api.Settings] = ({}, {})
-    of_sides: tuple[Mapping[str, object], Mapping[str, object]] = ({}, {})
-    if request.variant is not None:
-        variant = api.pick(request.variant, variants, "variant")
-        engine = variant.engine
-        starts = variant.before, variant.after
-        of_sides = variant.before_options, variant.after_options
-    of_variant = {} if variant is None else variant.options
+    if request.variant is None:
+        pair = Variant(name="", title="", source="", claim="", engine=request.engine or "")
+    else:
+        pair = api.pick(request.variant, variants, "variant")
+    starts, of_sides = (pair.before, pair.after), (pair.before_options, pair.after_options)
     both, before = parse_changes(request.both, "--set"), parse_changes(request.before, "--before")
     after = parse_changes(request.after, "--after")
     if request.against_itself and after:
         raise api.BadSetting("an arm against itself has no --after; change it with --set")
-    if request.refs is not None and variant is not None:
+    if request.refs is not None and request.variant is not None:
         raise api.BadSetting("a variant has two settings: with --base-ref give --engine, and --set for both")
     sides = {"before": before}
-    if variant is not None or after or request.refs is not None:
+    if request.variant is not None or after or request.refs is not None:
         sides["after"] = after
     arms = tuple(
-        make_arm(engines, name, engine, {**of_variant, **side, **options}, start, {**both, **changes})
+        make_arm(
+            engines,
+            name,
+            pair.engine,
+            {**pair.options, **side, **request.options},
+            start,
+            {**both, **changes},
+        )
         for (name, changes), start, side in zip(sides.items(), starts, of_sides, strict=False)
     )
     if request.against_itself:
@@ -311,16 +313,16 @@ def make_design(
         arms = tuple(
             msgspec.structs.replace(arm, ref=ref) for arm, ref in zip(arms, request.refs, strict=True)
         )
-    name = arms[0].engine if variant is None else variant.name
+    name = pair.name or arms[0].engine
     return complete(
         request,
         engines,
         f"aa-{name}" if request.against_itself else name,
         arms,
-        {} if variant is None else variant.workload,
+        pair.workload,
         guess_device,
-        secondaries=_secondaries(request, variant),
-        usual="" if variant is None or _is_changed(request) else variant.primary,
+        secondaries=_secondaries(request, pair),
+        usual="" if _is_changed(request) else pair.primary,
     )
 
 
@@ -331,11 +333,11 @@ def _is_changed(request: Request) -> bool:
     return bool(both or request.before or request.after)
 
 
-def _secondaries(request: Request, variant: Variant | None) -> tuple[str, ...]:
+def _secondaries(request: Request, variant: Variant) -> tuple[str, ...]:
     """What a variant's claim is judged by besides the primary: as the variant stands, since a change of its
     arms can make nonsense of it; its phase also as both arms are set anew. Nothing in a gate, which is about
     its own metrics alone."""
-    if variant is None or request.max_regression is not None:
+    if request.max_regression is not None:
         return ()
     own = [phase_metric(variant.phase)] if variant.phase and not (request.before or request.after) else []
     names = [*own, *([] if _is_changed(request) else variant.secondaries)]
