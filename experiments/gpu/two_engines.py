@@ -24,7 +24,7 @@ from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_design
 from overlap_bench.harness.plan.variants import load_variants
-from overlap_bench.harness.run import blocks, records
+from overlap_bench.harness.run import records, trial
 from overlap_bench.harness.run.session import Booted, Session
 from overlap_bench.harness.stats import paired
 
@@ -54,9 +54,9 @@ def one_boot(session: Session, design: Design, number: int) -> dict[str, float]:
     """The mean decode step, ms: alone (the geometric mean of both rounds), and in PLACES."""
     first, second = design.arms
     booted = session.boot([first])[first.name]
-    context = blocks.least_context([booted.description])
-    workload = blocks.of_segment(design.workload, BATCH)
-    asked, _ = blocks.planned(workload, number, booted, context)
+    context = trial.least_context([booted.description])
+    workload = trial.of_segment(design.workload, BATCH)
+    asked, _ = trial.planned(workload, number, booted, context)
 
     def round_of(each: Booted) -> float:
         session.begin(each)

@@ -120,10 +120,10 @@ def main() -> None:
     given = asked.parse_args()
     folder = next(iter(given.folder.glob("*/manifest.json")), given.folder).parent
     if folder == given.folder.parent:
-        measure.measure(design(given.python, given.blocks), given.folder, on_stderr)
+        measure.measure(measure.fresh(design(given.python, given.blocks), given.folder), on_stderr)
         folder = next(given.folder.glob("*/manifest.json")).parent
     elif len(tables.finished_blocks(folder)) < min(given.blocks, read_manifest(folder).design.blocks):
-        measure.resume(folder, None, on_stderr, lambda *stored: True)
+        measure.measure(measure.stored(folder, None, lambda *stored: True), on_stderr)
     blocks = [block(folder, number) for number in tables.finished_blocks(folder)[: given.blocks]]
     runs = [
         blocks[at : at + BLOCKS_OF_RUN] for at in range(0, len(blocks) - BLOCKS_OF_RUN + 1, BLOCKS_OF_RUN)

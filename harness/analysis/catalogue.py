@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis.experiment_result import Change, ClaimResult
 from overlap_bench.harness.analysis.result import Comparison, MetricRow, Result
 from overlap_bench.harness.metrics.definitions import SLICED
 from overlap_bench.harness.plan.variants import Unmeasured, Variant
+
+if TYPE_CHECKING:
+    from overlap_bench.harness.analysis.experiment_result import ClaimResult
 
 NOT_MEASURED, DESCRIPTIVE = "not measured", "descriptive"
 STEPS = (SLICED, "round_step_ms")  # what says how long a step is, the best first
@@ -127,6 +130,8 @@ def _of_whom(variant: Variant, verdict: str) -> str:
 
 def of_claim(variant: Variant, claim: ClaimResult, device: str, **more: object) -> Entry | None:
     """What an experiment found of a source's number; None where that is no change."""
+    from overlap_bench.harness.analysis.experiment_result import Change
+
     if not isinstance(claim.measured, Change):
         return None
     change = claim.measured

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from overlap_bench.harness.analysis import factorial, nodes, outputs, prediction, turns, warnings, words
+from overlap_bench.harness.analysis import nodes, outputs, prediction, turns, warnings, words
 from overlap_bench.harness.analysis.mechanism import mechanism, planted
 from overlap_bench.harness.analysis.result import (
     UNDECIDED,
@@ -38,7 +38,7 @@ from overlap_bench.harness.common.formatting import blocks_of, minutes_of
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values, values_between
 from overlap_bench.harness.plan.design import Arm, Design, Factorial
-from overlap_bench.harness.stats import contrasts, paired, verdicts
+from overlap_bench.harness.stats import paired, verdicts
 from overlap_bench.harness.stats.stopping import ALPHA
 from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION
@@ -70,6 +70,9 @@ def result(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Valu
 def _factorial(
     manifest: Manifest, planned: Factorial, blocks: Sequence[Block], per_block: Sequence[Values]
 ) -> FactorialResult:
+    from overlap_bench.harness.analysis import factorial
+    from overlap_bench.harness.stats import contrasts
+
     design = manifest.design
     check_values(design, per_block, [design.primary], ratio=True)
     values = measured(design, per_block)
@@ -101,7 +104,10 @@ def comparisons(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence
     pairs = {other: manifest.pair(first, other) for other in others}
     values = {other: of_two(blocks, per_block, (first, other)) for other in others}
     measured_by = [block.node for block in blocks]
-    effects = {other: _effects(pair.design, values[other], measured_by) for other, pair in pairs.items()}
+    effects = {
+        other: _effects(pair.design, measured(pair.design, values[other]), measured_by)
+        for other, pair in pairs.items()
+    }
     adjusted: dict[str, dict[str, float]] = {other: {} for other in others}
     for family in ([design.primary], design.secondaries):
         raw = {
@@ -145,7 +151,7 @@ def comparison(
     alpha = design.alpha(len(blocks))
     values = measured(design, per_block)
     measured_by = [block.node for block in blocks]
-    effects = _effects(design, per_block, measured_by)
+    effects = _effects(design, values, measured_by)
     by_node = nodes.on_nodes(design, per_block, measured_by, alpha) if len(design.arms) > 1 else None
     nodes_decide = by_node is not None and by_node.unit == "node"
     if adjusted is None:
@@ -256,11 +262,10 @@ def of_two(blocks: Sequence[Block], per_block: Sequence[Values], arms: Sequence[
 
 
 def _effects(
-    design: Design, per_block: Sequence[Values], measured_by: Sequence[str]
+    design: Design, values: Mapping[str, Mapping[str, Sequence[float]]], measured_by: Sequence[str]
 ) -> dict[str, paired.Effect]:
     """By metric, of two arms; nothing of one alone. `measured_by`: the node of each block."""
-    values = measured(design, per_block)
-    alpha = design.alpha(len(per_block))
+    alpha = design.alpha(len(measured_by))
     return {
         name: nodes.effect(design, name, per_arm, measured_by, alpha)
         for name, per_arm in values.items()

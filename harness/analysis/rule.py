@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlap_bench.harness.analysis import gate
 from overlap_bench.harness.analysis.result import Judged
 from overlap_bench.harness.analysis.values import (
     THROUGHPUTS,
@@ -40,6 +39,8 @@ def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
     if done not in until.looks:
         return None
     if design.gate is not None:
+        from overlap_bench.harness.analysis import gate
+
         said = gate.overall(judged(design, per_block, checks.gated(design), design.gate.max_regression))
         enough, found = said != "undecided", f"the gate says {said}"
     else:
@@ -53,7 +54,7 @@ def _enough_of_primary(design: Design, until: Until, per_block: Sequence[Values]
     """Whether the rule has enough of the primary, and what it found."""
     check_values(design, per_block, [design.primary], ratio=until.precision is not None)
     alpha = design.alpha(len(per_block))
-    effect = effect_of(design.primary, measured(design, per_block)[design.primary], alpha)
+    effect = effect_of(design.primary, measured(design, per_block, [design.primary])[design.primary], alpha)
     if until.precision is None:
         said = verdicts.verdict(effect, design.margin, *kind_of(design.primary), alpha=alpha) or "undecided"
         return said != "undecided", f"{design.primary} is {said}"
@@ -68,6 +69,8 @@ def judged(
     design: Design, per_block: Sequence[Values], names: Sequence[str], limit: float
 ) -> dict[str, Judged]:
     """What a gate says of these metrics after these blocks."""
+    from overlap_bench.harness.analysis import gate
+
     check_values(design, per_block, names)
     values = measured(design, per_block)
     rest = [name for name in names if not gate.is_gone(name, *values[name].values())]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,22 +33,12 @@ from overlap_bench.harness.cli.options import (
     source_of,
 )
 from overlap_bench.harness.cli.printing import Format
-from overlap_bench.harness.common.names import of_today
 from overlap_bench.harness.common.signals import interruptible
-from overlap_bench.harness.plan.request import Request
-from overlap_bench.harness.plan.settings import make_design, parse_fraction
+from overlap_bench.harness.plan.request import GateRequest, Request
+from overlap_bench.harness.plan.settings import make_design
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from overlap_bench.harness.studies.measure import Source
-
-GATE = "Gate"
-
-
-class OnUndecided(StrEnum):
-    FAIL = "fail"
-    PASS = "pass"
 
 
 @measuring
@@ -105,7 +94,7 @@ def _measure(
     from overlap_bench.harness.cli.progress import on_stderr
     from overlap_bench.harness.studies import measure
 
-    outcome = measure.measure_or_resume(design, resume, out, on_stderr, admitted, source)
+    outcome = measure.measure(measure.run_of(design, resume, out, admitted), on_stderr, source)
     printing.show(outcome.result, format, whole)
     folder = shlex.quote(str(outcome.folder))
     say(f"next: bench report {folder} (a page), bench explain {folder} (where a step's time goes)")
@@ -124,7 +113,7 @@ def rerun(
 ) -> None:
     """Measure a stored run again, as its manifest says."""
     from overlap_bench.harness.cli.progress import on_stderr
-    from overlap_bench.harness.run.worktrees import engines_of
+    from overlap_bench.harness.run.hosts import engines_of
     from overlap_bench.harness.store.manifest import check_same_data, read_manifest
     from overlap_bench.harness.studies import measure
 
@@ -142,7 +131,8 @@ def rerun(
     for line in measure.differences_from(manifest):
         say(f"unlike {manifest.run}: {line}")
     with interruptible():
-        outcome = measure.measure(manifest.design, out, on_stderr, made_here=made_here, source=source)
+        again = measure.fresh(manifest.design, out, made_here=made_here)
+        outcome = measure.measure(again, on_stderr, source)
     printing.end_with(outcome.result, format, outcome.outputs_differ, whole)
 
 
@@ -162,36 +152,8 @@ def compare(
 @measuring
 def gate(
     request: Request,
+    asked: GateRequest,
     run: Annotated[Path | None, argument("A finished run to judge; else one is measured.")] = None,
-    base_ref: Annotated[
-        str | None, option(GATE, "Git ref whose code the base runs, from a folder of its own.")
-    ] = None,
-    head_ref: Annotated[
-        str | None, option(GATE, "The same for the head (the code that is installed).")
-    ] = None,
-    overlay: Annotated[
-        list[str] | None,
-        option(GATE, "Files that a build left in your checkout, for both refs.", metavar="PATTERN"),
-    ] = None,
-    metric: Annotated[
-        list[str] | None, option(GATE, "Metric that must not regress; up to five (the primary).")
-    ] = None,
-    max_regression: Annotated[str | None, option(GATE, "How much worse each may get (2%).")] = None,
-    calibrate: Annotated[
-        bool,
-        option(GATE, "Measure the base against itself: what can be gated here?", "--calibrate"),
-    ] = False,
-    plan: Annotated[
-        Path | None,
-        option(GATE, "Gate as this recommends: the calibration.json that --calibrate left."),
-    ] = None,
-    history: Annotated[
-        Path | None,
-        option(GATE, "File of gates against this base: add this one, show where the change moved."),
-    ] = None,
-    on_undecided: Annotated[
-        OnUndecided | None, option(GATE, "What undecided counts as; else it exits with 3.")
-    ] = None,
     ray: Cluster = None,
     nodes_at_once: NodesAtOnce = None,
     whole: Whole = False,
@@ -202,51 +164,30 @@ def gate(
     debug: Debug = False,
 ) -> None:
     """Fail where a change makes a metric worse by more than it may: for continuous integration."""
-    names: Sequence[str] = list(map(of_today, metric or ()))
-    limit = None if max_regression is None else parse_fraction(max_regression, "--max-regression")
-    if run is not None and (not request.nothing or base_ref or head_ref or overlay):
-        raise api.BadSetting(f"{run} is already measured: only the options of Gate and Output apply")
-
-    if calibrate and (run is not None or base_ref or head_ref or on_undecided or plan or history):
-        raise api.BadSetting(
-            "--calibrate measures what is installed against itself: leave out --run, --base-ref, --head-ref, "
-            "--plan, --history and --on-undecided"
-        )
-    if plan is not None and run is not None:
-        raise api.BadSetting(f"--plan is for a gate that measures, and {run} is already measured")
-    if ray is not None and (calibrate or run is not None):
-        raise api.BadSetting("--ray is for a gate that measures trials: --calibrate is about this machine")
+    asked.check(request, run, on_cluster=ray is not None)
 
     from overlap_bench.harness.cli.progress import on_stderr
     from overlap_bench.harness.report import gate_tables
     from overlap_bench.harness.studies import gate as gate_
 
-    if calibrate:
+    if asked.calibrate:
         from overlap_bench.harness.report import gate_plan_tables
 
-        plans = gate_.calibrate(request, names, limit, out, on_stderr)
+        plans = gate_.calibrate(request, asked, out, on_stderr)
         gate_plan_tables.write(out, plans)
         printing.show(plans, format)
         return
-    if history is not None and run is None and not (base_ref and head_ref):
-        from overlap_bench.harness.analysis.history import NEEDS_REFS
-
-        raise api.BadSetting(NEEDS_REFS)
-    if plan is not None:
-        request, names, limit = gate_.as_planned(plan, request, names, limit)
     if run is None:
-        source = source_of(ray, nodes_at_once)
-        run = gate_.measure(
-            request, base_ref, head_ref, names, limit, out, say, on_stderr, source, overlay or ()
-        )
-    result = gate_.judge(run, names, limit)
-    if history is not None:
-        result = gate_.remember(result, run, history)
+        request, asked = gate_.as_planned(request, asked)
+        run = gate_.measure(request, asked, out, say, on_stderr, source_of(ray, nodes_at_once))
+    result = gate_.judge(run, asked.metric, asked.max_regression)
+    if asked.history is not None:
+        result = gate_.remember(result, run, asked.history)
     gate_tables.write(out, result)
     printing.show(result, format, whole)
     verdict = gate_tables.gate_of(result).verdict
-    if verdict == "undecided" and on_undecided is not None:
-        verdict = on_undecided.value
+    if verdict == "undecided" and asked.on_undecided is not None:
+        verdict = asked.on_undecided.value
     raise typer.Exit({"pass": 0, "fail": GATE_FAILED, "undecided": GATE_UNDECIDED}[verdict])
 
 

@@ -21,7 +21,7 @@ from overlap_bench.harness.cli.printing import Format
 from overlap_bench.harness.common import names
 from overlap_bench.harness.common.signals import interruptible
 from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.request import GateRequest, Request
 from overlap_bench.harness.plan.settings import parse_fraction, parse_goodput
 from overlap_bench.harness.store.trust import Admit, admit
 from overlap_bench.harness.workload.workload import LENGTHS, Workload
@@ -39,6 +39,7 @@ PARTS: dict[type[msgspec.Struct], str] = {
     api.EngineOptions: ENGINE,
     Design: DESIGN,
 }
+PANELS: dict[type[msgspec.Struct], str] = {**PARTS, GateRequest: "Gate"}
 
 
 def option(panel: str | None, text: str, *names: str, **more: Any) -> Any:
@@ -90,7 +91,7 @@ def declared(kind: type[msgspec.Struct]) -> tuple[Parameter, ...]:
             can_be_off = kind in (Workload, api.EngineOptions) and field.name != "unique_prompts"
             flags = [f"--{name}/--no-{name}" if can_be_off else f"--{name}"]
         metavar = "LENGTH" if field.name in LENGTHS else more.get("metavar")
-        panel = None if kind is Request and field.name in GENERAL else PARTS[kind]
+        panel = None if kind is Request and field.name in GENERAL else PANELS[kind]
         told = option(panel, meta.description, *flags, metavar=metavar, hidden="first" not in more)
         annotation = Annotated[typed | None, told]
         found.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
@@ -108,18 +109,20 @@ def _typed(bare: Any) -> Any:
 
 
 def request_of(values: Mapping[str, object]) -> Request:
-    """What the options of `declared` were given."""
-    parts = {
-        kind: {
-            field.name: _value(field, values[field.name])
-            for field in msgspec.structs.fields(kind)
-            if get_origin(field.type) is Annotated and values.get(field.name) not in (None, [])
-        }
-        for kind in PARTS
-    }
+    """What the options of PARTS were given."""
+    parts = {kind: given(kind, values) for kind in PARTS}
     return Request(
         **parts[Request], workload=parts[Workload], options=parts[api.EngineOptions], design=parts[Design]
     )
+
+
+def given(kind: type[msgspec.Struct], values: Mapping[str, object]) -> dict[str, Any]:
+    """What the options of `declared` were given, those alone."""
+    return {
+        field.name: _value(field, values[field.name])
+        for field in msgspec.structs.fields(kind)
+        if get_origin(field.type) is Annotated and values.get(field.name) not in (None, [])
+    }
 
 
 def _value(field: msgspec.structs.FieldInfo, value: Any) -> Any:
@@ -185,19 +188,22 @@ HELP_ALL = Parameter(
 
 def measuring(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
     """`command(request, ...)` with `request` replaced by the options that make one, ahead of its own options
-    and `without` those that mean nothing to it."""
-    own = signature(command, eval_str=True)
+    and `without` those that mean nothing to it. Another struct of options is replaced in the same way."""
+    _, *own = signature(command, eval_str=True).parameters.values()
     options = [each for kind in PARTS for each in declared(kind) if each.name not in without]
+    more = {each.name: each.annotation for each in own if each.annotation in PANELS}
 
     @wraps(command)
     def with_options(**values: Any) -> None:
         del values[HELP_ALL.name]
         request = request_of({each.name: values.pop(each.name) for each in options})
+        for name, kind in more.items():
+            values[name] = kind(**given(kind, {each.name: values.pop(each.name) for each in declared(kind)}))
         with interruptible():
             command(request, **values)
 
-    joined = [*options, *list(own.parameters.values())[1:], HELP_ALL]
-    joined = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in joined]
+    after = [one for each in own for one in (declared(more[each.name]) if each.name in more else (each,))]
+    joined = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in (*options, *after, HELP_ALL)]
     with_options.__signature__ = Signature(joined)  # type: ignore[attr-defined]
     with_options.__annotations__ = {each.name: each.annotation for each in joined}
     return with_options
@@ -205,11 +211,12 @@ def measuring(command: Callable[..., None], without: Collection[str] = ()) -> Ca
 
 def source_of(cluster: str | None, nodes_at_once: int | None, trusted: bool = False) -> Source:
     """What measures the trials: this machine, or the nodes of a cluster."""
-    from overlap_bench.harness.run import blocks
-
     check_cluster(cluster, nodes_at_once, trusted)
     if cluster is None:
-        return blocks.measure
+        from overlap_bench.harness.studies.measure import trials
+
+        return trials
+
     from overlap_bench.harness.run.cluster import driver
 
     return partial(driver.measure, address=cluster, nodes_at_once=nodes_at_once)

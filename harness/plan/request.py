@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from overlap_bench.engines import api
 from overlap_bench.harness.plan.design import SHARE, Ref
+
+FIRST = {"first": True}
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,3 +84,72 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def nothing(self) -> bool:
         """Whether it is left to a stored run to say what to do."""
         return self == Request()
+
+
+class OnUndecided(StrEnum):
+    FAIL = "fail"
+    PASS = "pass"
+
+
+class GateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gate is asked besides: which refs are its arms, what it is judged by, and what becomes of that.
+    Its fields are options as those of Request are."""
+
+    base_ref: Annotated[
+        str | None,
+        Meta(description="Git ref whose code the base runs, from a folder of its own.", extra=FIRST),
+    ] = None
+    head_ref: Annotated[
+        str | None, Meta(description="The same for the head (the code that is installed).", extra=FIRST)
+    ] = None
+    overlay: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Files that a build left in your checkout, for both refs.",
+            extra={**FIRST, "metavar": "PATTERN"},
+        ),
+    ] = ()
+    metric: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Metric that must not regress; up to five (the primary).",
+            extra={**FIRST, "metavar": "METRIC"},
+        ),
+    ] = ()
+    max_regression: Annotated[
+        float | None, Meta(description="How much worse each may get (2%).", extra={**FIRST, **SHARE})
+    ] = None
+    calibrate: Annotated[
+        bool, Meta(description="Measure the base against itself: what can be gated here?", extra=FIRST)
+    ] = False
+    plan: Annotated[
+        Path | None,
+        Meta(description="Gate as this recommends: the calibration.json that --calibrate left.", extra=FIRST),
+    ] = None
+    history: Annotated[
+        Path | None,
+        Meta(
+            description="File of gates against this base: add this one, show where the change moved.",
+            extra=FIRST,
+        ),
+    ] = None
+    on_undecided: Annotated[
+        OnUndecided | None, Meta(description="What undecided counts as; else it exits with 3.", extra=FIRST)
+    ] = None
+
+    def check(self, request: Request, run: Path | None, on_cluster: bool) -> None:
+        """Raises BadSetting unless it is one of: to judge the finished `run`, to calibrate, to measure."""
+        if run is not None and (not request.nothing or self.base_ref or self.head_ref or self.overlay):
+            raise api.BadSetting(f"{run} is already measured: only the options of Gate and Output apply")
+        others = (run, self.base_ref, self.head_ref, self.on_undecided, self.plan, self.history)
+        if self.calibrate and any(others):
+            raise api.BadSetting(
+                "--calibrate measures what is installed against itself: leave out --run, --base-ref, "
+                "--head-ref, --plan, --history and --on-undecided"
+            )
+        if self.plan is not None and run is not None:
+            raise api.BadSetting(f"--plan is for a gate that measures, and {run} is already measured")
+        if on_cluster and (self.calibrate or run is not None):
+            raise api.BadSetting(
+                "--ray is for a gate that measures trials: --calibrate is about this machine"
+            )

@@ -24,6 +24,8 @@ from overlap_bench.harness.plan.design import Arm, Design, Factorial, Gate
 from overlap_bench.harness.plan.patch import patch_of
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.variants import Variant
+from overlap_bench.harness.stats import stopping as early
+from overlap_bench.harness.stats.stopping import Until
 from overlap_bench.harness.workload import lengths
 from overlap_bench.harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
 from overlap_bench.harness.workload.check import check as check_workload
@@ -251,9 +253,7 @@ def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
     objectives: dict[str, float] = {}
     for text in texts:
         name, colon, limit = text.partition(":")
-        if not colon:
-            raise api.BadSetting(f"--goodput needs METRIC:MS such as ttft:200, not '{text}'")
-        metric = api.pick(name, OBJECTIVES, "metric of --goodput")
+        metric = api.pick(name, OBJECTIVES, "metric of --goodput") if colon else ""
         try:
             objective = float(limit)
         except ValueError:
@@ -278,27 +278,29 @@ def make_design(
         raise api.BadSetting("say what to run: --variant NAME (bench variants lists them) or --engine NAME")
     if request.variant is not None and request.engine is not None:
         raise api.BadSetting("--variant brings its engine: give --variant or --engine, not both")
-    variant: Variant | None = None
-    engine, options = request.engine or "", request.options
-    starts: tuple[api.Settings, api.Settings] = ({}, {})
-    of_sides: tuple[Mapping[str, object], Mapping[str, object]] = ({}, {})
-    if request.variant is not None:
-        variant = api.pick(request.variant, variants, "variant")
-        engine = variant.engine
-        starts = variant.before, variant.after
-        of_sides = variant.before_options, variant.after_options
-    of_variant = {} if variant is None else variant.options
+    if request.variant is None:
+        pair = Variant(name="", title="", source="", claim="", engine=request.engine or "")
+    else:
+        pair = api.pick(request.variant, variants, "variant")
+    starts, of_sides = (pair.before, pair.after), (pair.before_options, pair.after_options)
     both, before = parse_changes(request.both, "--set"), parse_changes(request.before, "--before")
     after = parse_changes(request.after, "--after")
     if request.against_itself and after:
         raise api.BadSetting("an arm against itself has no --after; change it with --set")
-    if request.refs is not None and variant is not None:
+    if request.refs is not None and request.variant is not None:
         raise api.BadSetting("a variant has two settings: with --base-ref give --engine, and --set for both")
     sides = {"before": before}
-    if variant is not None or after or request.refs is not None:
+    if request.variant is not None or after or request.refs is not None:
         sides["after"] = after
     arms = tuple(
-        make_arm(engines, name, engine, {**of_variant, **side, **options}, start, {**both, **changes})
+        make_arm(
+            engines,
+            name,
+            pair.engine,
+            {**pair.options, **side, **request.options},
+            start,
+            {**both, **changes},
+        )
         for (name, changes), start, side in zip(sides.items(), starts, of_sides, strict=False)
     )
     if request.against_itself:
@@ -311,16 +313,16 @@ def make_design(
         arms = tuple(
             msgspec.structs.replace(arm, ref=ref) for arm, ref in zip(arms, request.refs, strict=True)
         )
-    name = arms[0].engine if variant is None else variant.name
+    name = pair.name or arms[0].engine
     return complete(
         request,
         engines,
         f"aa-{name}" if request.against_itself else name,
         arms,
-        {} if variant is None else variant.workload,
+        pair.workload,
         guess_device,
-        secondaries=_secondaries(request, variant),
-        usual="" if variant is None or _is_changed(request) else variant.primary,
+        secondaries=_secondaries(request, pair),
+        usual="" if _is_changed(request) else pair.primary,
     )
 
 
@@ -331,11 +333,11 @@ def _is_changed(request: Request) -> bool:
     return bool(both or request.before or request.after)
 
 
-def _secondaries(request: Request, variant: Variant | None) -> tuple[str, ...]:
+def _secondaries(request: Request, variant: Variant) -> tuple[str, ...]:
     """What a variant's claim is judged by besides the primary: as the variant stands, since a change of its
     arms can make nonsense of it; its phase also as both arms are set anew. Nothing in a gate, which is about
     its own metrics alone."""
-    if variant is None or request.max_regression is not None:
+    if request.max_regression is not None:
         return ()
     own = [phase_metric(variant.phase)] if variant.phase and not (request.before or request.after) else []
     names = [*own, *([] if _is_changed(request) else variant.secondaries)]
@@ -378,6 +380,23 @@ def complete(
             msgspec.structs.replace(arm, options=msgspec.structs.replace(arm.options, sampling=True))
             for arm in arms
         )
+    planned: dict[str, Any] = {
+        "rounds": ROUNDS["paced" if arms[0].options.pace else scale],
+        "secondaries": secondaries,
+        **({"blocks": 1} if any(arm.is_remote for arm in arms) else {}),
+        **({"primary": usual} if usual and usual not in OF_PAIRS else {}),
+        **request.design,
+    }
+    planned |= turns(arms, workload, planned, request, engines, usual or SLICED)
+    planned |= stopping(arms, request)
+    planned |= delay(arms, request, engines)
+    long = any(engines[arm.engine].boots_long for arm in arms)
+    if scale != "cuda" and not long and _is_usual(arms, planned, request):
+        planned["aim_s"] = AIM_S
+    if request.max_regression is not None:
+        planned["gate"] = make_gate(request.max_regression, planned.get("until"))
+    if workload.pretok and any(arm.options.tokenize_workers for arm in arms):
+        raise api.BadSetting("tokenize_workers applies only with --no-pretok: ids need no tokenizing")
     design = Design(
         name=name,
         arms=arms,
@@ -385,85 +404,73 @@ def complete(
         workload=workload,
         against_itself=request.against_itself,
         overlay=request.overlay,
-        rounds=ROUNDS["paced" if arms[0].options.pace else scale],
-        secondaries=secondaries,
+        **planned,
     )
-    if any(arm.is_remote for arm in arms):
-        design = msgspec.structs.replace(design, blocks=1)
-    if usual and usual not in OF_PAIRS:
-        design = msgspec.structs.replace(design, primary=usual)
-    design = msgspec.structs.replace(design, **request.design)
-    design = with_turns(design, request, engines, usual or SLICED)
-    design = with_plant(with_stopping(design, request), request, engines)
-    long = any(engines[arm.engine].boots_long for arm in design.arms)
-    if scale != "cuda" and not long and _is_usual(design, request):
-        design = msgspec.structs.replace(design, aim_s=AIM_S)
-    if design.workload.pretok and any(arm.options.tokenize_workers for arm in arms):
-        raise api.BadSetting("tokenize_workers applies only with --no-pretok: ids need no tokenizing")
-    if request.max_regression is not None:
-        design = msgspec.structs.replace(design, gate=make_gate(request.max_regression, design))
     design.check()
     return design
 
 
-def with_turns(design: Design, request: Request, engines: Mapping[str, api.EngineSpec], usual: str) -> Design:
-    """The design with turns, and decided by them, where every arm can take them and says what its steps take.
-    A metric of requests that was asked for, or is the `usual` one here, is measured by rounds alone."""
+def turns(
+    arms: Sequence[Arm],
+    workload: Workload,
+    planned: Mapping[str, Any],
+    request: Request,
+    engines: Mapping[str, api.EngineSpec],
+    usual: str,
+) -> dict[str, object]:
+    """What a design has so that arms take turns, and it is decided by them, where every arm can and says what
+    its steps take. A metric of requests that was asked for, or is the `usual` one here, is measured by rounds
+    alone. `planned`: what it has besides."""
     asked, primary = request.design.get("segments"), request.design.get("primary", usual)
-    able = all(
-        engines[arm.engine].takes_turns and arm.options.recorder and not arm.is_remote for arm in design.arms
-    )
+    able = all(engines[arm.engine].takes_turns and arm.options.recorder and not arm.is_remote for arm in arms)
     wanted = asked or request.design.get("primary") in OF_PAIRS
-    unlike = composed_otherwise(design.arms, engines)
+    unlike = composed_otherwise(arms, engines)
     if unlike and wanted:
         raise api.BadSetting(
             f"{primary} and --interleaved-rounds compare equal steps, and arms that differ in {unlike} have "
             "none: --primary tpot_ms_mean is what their requests see"
         )
-    turns = turns_of(design.arms, engines)
-    most = design.workload.most_new_tokens
-    if most is not None and most < FEWEST_TURNS * turns["turn_steps"]:
+    sizes = turns_of(arms, engines)
+    most = workload.most_new_tokens
+    if most is not None and most < FEWEST_TURNS * sizes["turn_steps"]:
         if wanted and most > 1 and able:
             raise api.BadSetting(
-                f"{primary} and --interleaved-rounds compare turns of {turns['turn_steps']} steps, and "
+                f"{primary} and --interleaved-rounds compare turns of {sizes['turn_steps']} steps, and "
                 f"outputs of {most} tokens are too short for them: raise --max-new-tokens, or give "
                 "--interleaved-rounds 0"
             )
         able = False
-    if len(design.arms) < 2 or not able:
+    if len(arms) < 2 or not able:
         if wanted:
             raise api.BadSetting(
                 f"{primary} and --interleaved-rounds need two arms, or more, whose engines take turns and "
                 "record steps; a server at an address does not"
             )
-        return design
-    if unlike:
-        return design
-    if asked == 0 or (asked is None and primary not in OF_PAIRS):
-        return design
-    by_turns: dict[str, object] = {"primary": primary, **turns}
-    if "secondaries" not in request.design:  # a variant's, which are of the same step
-        of_turns = dict(zip(MATCHED, IN_TURNS, strict=True))
-        of_turns |= {phase_metric(phase): phase_in_turns(phase) for phase in api.PHASES}
-        found = (of_turns.get(name, name) for name in design.secondaries)
-        by_turns["secondaries"] = tuple(name for name in found if name != primary)
-    speed = "paced" if design.arms[0].options.pace else "unpaced"
+        return {}
+    if unlike or asked == 0 or (asked is None and primary not in OF_PAIRS):
+        return {}
+    speed = "paced" if arms[0].options.pace else "unpaced"
     gate = request.max_regression is not None
     use = speed
-    if design.max_minutes is not None and not gate:
-        long = any(engines[arm.engine].boots_long for arm in design.arms)
+    if planned.get("max_minutes") is not None and not gate:
+        long = any(engines[arm.engine].boots_long for arm in arms)
         use = "minutes, long boots" if long else "minutes"
-    if asked is None:
-        by_turns["segments"] = SEGMENTS["gate" if gate and speed == "unpaced" else use]
-    if "rounds" not in request.design:
-        by_turns["rounds"] = ROUNDS_BESIDE_TURNS[use]
-    return msgspec.structs.replace(design, **by_turns)
+    # A variant's secondaries are of the same step.
+    of_turns = dict(zip(MATCHED, IN_TURNS, strict=True))
+    of_turns |= {phase_metric(phase): phase_in_turns(phase) for phase in api.PHASES}
+    secondaries = (of_turns.get(name, name) for name in planned["secondaries"])
+    by_turns: dict[str, object] = {
+        "secondaries": tuple(name for name in secondaries if name != primary),
+        "segments": SEGMENTS["gate" if gate and speed == "unpaced" else use],
+        "rounds": ROUNDS_BESIDE_TURNS[use],
+    }
+    return {**by_turns, **request.design, "primary": primary, **sizes}
 
 
-def _is_usual(design: Design, request: Request) -> bool:
+def _is_usual(arms: Sequence[Arm], planned: Mapping[str, Any], request: Request) -> bool:
     """Whether nothing was said of how much to measure, so that what fits into AIM_S may decide."""
     asked = {"blocks", "rounds", "segments", "max_minutes"} & request.design.keys()
-    return len(design.arms) == 2 and design.segments > 0 and not design.may_end_early and not asked
+    return len(arms) == 2 and planned.get("segments", 0) > 0 and "until" not in planned and not asked
 
 
 def composed_otherwise(arms: Sequence[Arm], engines: Mapping[str, api.EngineSpec]) -> str:
@@ -484,65 +491,48 @@ def turns_of(arms: Sequence[Arm], engines: Mapping[str, api.EngineSpec]) -> dict
     return {"turn_steps": steps, "turn_lead": LEAD["overlapping" if ahead else "serial"]}
 
 
-def with_stopping(design: Design, request: Request) -> Design:
-    """`blocks` and `until` of the design, where the run may stop early. Calibrating takes up to seconds."""
-    if not request.until_decided and request.until_precision is None:
+def stopping(arms: Sequence[Arm], request: Request) -> dict[str, object]:
+    """`blocks` and `until` of a design, where the run may stop early. Calibrating takes up to seconds. Where
+    nothing was said of when to stop, a gate stops once it is clear; with --max-minutes, time ends the run."""
+    precision = request.until_precision
+    if not request.until_decided and precision is None:
         if request.max_blocks is not None:
             raise api.BadSetting(
                 "--max-trials applies only with --until-decided or --until-precision; "
                 "a fixed run takes --trials"
             )
-        return _with_usual_stop(design, request)
+        if "blocks" in request.design or any(arm.is_remote for arm in arms):
+            return {}
+        if request.max_regression is not None and len(arms) == 2:
+            return {"until": early.until_clear()}
+        return {} if request.design.get("max_minutes") is None else {"blocks": MOST_IN_TIME}
     flag = "--until-decided" if request.until_decided else "--until-precision"
-    if request.until_decided and request.until_precision is not None:
+    if request.until_decided and precision is not None:
         raise api.BadSetting("--until-decided and --until-precision exclude each other: give one of them")
     if "blocks" in request.design:
         raise api.BadSetting(f"--trials is for a fixed run; with {flag} give --max-trials")
-
-    from overlap_bench.harness.stats import stopping
-
-    most = stopping.DEFAULT_MOST if request.max_blocks is None else request.max_blocks
-    if request.until_precision is None:
-        until = stopping.until_decided(most)
-    else:
-        until = stopping.until_precise(request.until_precision, most)
-    return msgspec.structs.replace(design, blocks=most, until=until)
+    most = early.DEFAULT_MOST if request.max_blocks is None else request.max_blocks
+    until = early.until_decided(most) if precision is None else early.until_precise(precision, most)
+    return {"blocks": most, "until": until}
 
 
-def _with_usual_stop(design: Design, request: Request) -> Design:
-    """Where nothing was said of when to stop: a gate stops once it is clear; with --max-minutes, time is what
-    ends the run."""
-    if "blocks" in request.design or any(arm.is_remote for arm in design.arms):
-        return design
-    if request.max_regression is not None and len(design.arms) == 2:
-        from overlap_bench.harness.stats import stopping
-
-        return msgspec.structs.replace(design, until=stopping.until_clear())
-    if design.max_minutes is not None:
-        return msgspec.structs.replace(design, blocks=MOST_IN_TIME)
-    return design
-
-
-def with_plant(design: Design, request: Request, engines: Mapping[str, api.EngineSpec]) -> Design:
-    """`plant` and `plant_at` of the design, where a delay is planted and every engine has the hook."""
+def delay(arms: Sequence[Arm], request: Request, engines: Mapping[str, api.EngineSpec]) -> dict[str, object]:
+    """`plant` and `plant_at` of a design, where a delay is planted and every engine has the hook."""
     if request.plant is None:
         if request.plant_at is not None:
             raise api.BadSetting("--inject-at applies only with --inject-delay, such as --inject-delay 3%")
-        return design
+        return {}
     place = request.plant_at or PLACES[0]
     api.pick(place, dict.fromkeys(PLACES), "--inject-at")
-    for arm in design.arms:
+    for arm in arms:
         if place not in engines[arm.engine].plants:
             raise api.BadSetting(f"engine {arm.engine} can delay no step at the {place}")
-    return msgspec.structs.replace(design, plant=request.plant, plant_at=place)
+    return {"plant": request.plant, "plant_at": place}
 
 
-def make_gate(max_regression: float, design: Design) -> Gate:
+def make_gate(max_regression: float, until: Until | None) -> Gate:
     """The gate of a design, its bounds at 95% each over all looks."""
-    if design.until is None:
+    if until is None:
         return Gate(max_regression=max_regression, levels=(checks.ONE_SIDED,))
-
-    from overlap_bench.harness.stats import stopping
-
-    two_sided = stopping.levels(design.until.looks, 2 * checks.ONE_SIDED)
+    two_sided = early.levels(until.looks, 2 * checks.ONE_SIDED)
     return Gate(max_regression=max_regression, levels=tuple(each / 2 for each in two_sided))

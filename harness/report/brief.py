@@ -10,7 +10,7 @@ from overlap_bench.harness.analysis import catalogue
 from overlap_bench.harness.analysis.result import Comparison, Counter, Result, Severity
 from overlap_bench.harness.analysis.words import conclusion, confidence, difference, interval
 from overlap_bench.harness.plan.variants import load_variants
-from overlap_bench.harness.report import findings, gate_tables, tables
+from overlap_bench.harness.report import findings, tables
 from overlap_bench.harness.report.page import Page, Table
 
 ROWS = ("ttft_ms_p50", "tpot_ms_p50", "throughput_tok_s")  # below what has a verdict
@@ -25,6 +25,8 @@ def pages(result: Result) -> Iterator[Page]:
         yield from tables.pages(result)
         return
     if result.gate is not None:
+        from overlap_bench.harness.report import gate_tables
+
         judged, *more = gate_tables.parts(result)
         lines = tuple(gate_tables.late(result))
         yield Page(gate_tables.conclusion(result), lines, (_without_note(judged), *more), ())

@@ -3,74 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from overlap_bench.harness.analysis.accuracy import Evaluation
-from overlap_bench.harness.analysis.bisection import Bisected
-from overlap_bench.harness.analysis.catalogue import Catalogue
-from overlap_bench.harness.analysis.experiment_result import ExperimentResult
-from overlap_bench.harness.analysis.explain import Explained
-from overlap_bench.harness.analysis.gate_plans import GatePlans
-from overlap_bench.harness.analysis.result import Result, SweepResult, to_plain
-from overlap_bench.harness.analysis.sensitivity import Sensitivity
-from overlap_bench.harness.report import (
-    bisection_tables,
-    brief,
-    catalogue_tables,
-    evaluation_tables,
-    experiment_tables,
-    explain_tables,
-    factorial_tables,
-    gate_plan_tables,
-    gate_tables,
-    sensitivity_tables,
-    sweep_tables,
-    tables,
-    trace_tables,
-)
+from overlap_bench.harness.analysis.result import Result, to_plain
+from overlap_bench.harness.report import brief, tables
 from overlap_bench.harness.report.page import Page, markdown_page, terminal_page
-from overlap_bench.harness.trace.result import Brief, ProfileResult, TraceResult
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+Found = Any  # a Result, or another kind of FORMS
 Form = tuple[Callable[[Any], Page | Iterable[Page]], Callable[[Any], str]]
-FORMS: dict[type, Form] = {
-    SweepResult: (sweep_tables.page, sweep_tables.to_csv),
-    Bisected: (bisection_tables.page, bisection_tables.to_csv),
-    Sensitivity: (sensitivity_tables.page, sensitivity_tables.to_csv),
-    Explained: (explain_tables.page, explain_tables.to_csv),
-    ExperimentResult: (experiment_tables.page, experiment_tables.to_csv),
-    Evaluation: (evaluation_tables.page, evaluation_tables.to_csv),
-    GatePlans: (gate_plan_tables.page, gate_plan_tables.to_csv),
-    Catalogue: (catalogue_tables.page, catalogue_tables.to_csv),
-    TraceResult: (trace_tables.page, trace_tables.to_csv),
-    ProfileResult: (trace_tables.page, trace_tables.to_csv),
-    Brief: (trace_tables.brief_page, lambda brief: trace_tables.to_csv(brief.whole)),
+# By the name of a kind of result: what makes its page and its CSV, imported once there is one to print.
+FORMS = {
+    "SweepResult": ("sweep_tables", "page", "to_csv"),
+    "Bisected": ("bisection_tables", "page", "to_csv"),
+    "Sensitivity": ("sensitivity_tables", "page", "to_csv"),
+    "Explained": ("explain_tables", "page", "to_csv"),
+    "ExperimentResult": ("experiment_tables", "page", "to_csv"),
+    "Evaluation": ("evaluation_tables", "page", "to_csv"),
+    "GatePlans": ("gate_plan_tables", "page", "to_csv"),
+    "Catalogue": ("catalogue_tables", "page", "to_csv"),
+    "TraceResult": ("trace_tables", "page", "to_csv"),
+    "ProfileResult": ("trace_tables", "page", "to_csv"),
+    "Brief": ("trace_tables", "brief_page", "brief_to_csv"),
+    "Factorial": ("factorial_tables", "page", "to_csv"),
+    "Gated": ("gate_tables", "pages", "to_csv"),
 }
-MEASURED = (Result, Bisected, SweepResult, ExperimentResult, Evaluation, GatePlans)
-Found = (
-    Result
-    | Bisected
-    | SweepResult
-    | Explained
-    | Sensitivity
-    | ExperimentResult
-    | Evaluation
-    | GatePlans
-    | Catalogue
-    | TraceResult
-    | Brief
-)
+MEASURED = ("Result", "Bisected", "SweepResult", "ExperimentResult", "Evaluation", "GatePlans")
+DECIDED = ("Bisected", "ExperimentResult")  # which have a verdict of their own
 
 
 def to_json(found: Found) -> str:
     """The object as it is; of what was measured, with `headline` and `verdict` at its top: the sentence that
     is printed first, and the word in it, null where there is none, or one for each of several."""
     plain = to_plain(found)
-    if isinstance(found, MEASURED):
+    if type(found).__name__ in MEASURED:
         headline = next(iter(_pages(found))).conclusion
         top = {"schema_version": plain["schema_version"], "headline": headline, "verdict": verdict_of(found)}
         plain = {**top, **plain}
@@ -79,8 +50,8 @@ def to_json(found: Found) -> str:
 
 def verdict_of(found: Found) -> str | None:
     """The one word that a result has: of its gate, its only comparison or its first claim."""
-    if isinstance(found, Bisected | ExperimentResult):
-        return found.verdict
+    if type(found).__name__ in DECIDED:
+        return cast("str | None", found.verdict)
     if not isinstance(found, Result):
         return None
     if found.gate is not None:
@@ -95,10 +66,10 @@ def to_csv(found: Found) -> str:
 
 
 def to_markdown(found: Found) -> str:
-    if isinstance(found, Result) and found.gate is not None:
-        return gate_tables.to_markdown(found)
-    if isinstance(found, Catalogue):
-        return catalogue_tables.to_markdown(found)
+    kind = _kind(found)
+    if kind in ("Gated", "Catalogue"):
+        written: str = _module(kind).to_markdown(found)
+        return written
     return "\n".join(map(markdown_page, _pages(found)))
 
 
@@ -116,8 +87,18 @@ def _pages(found: Found) -> Iterable[Page]:
 
 
 def _form(found: Found) -> Form:
-    if not isinstance(found, Result):
-        return FORMS[type(found)]
-    if found.factorial is not None:
-        return factorial_tables.page, factorial_tables.to_csv
-    return (tables.pages, tables.to_csv) if found.gate is None else (gate_tables.pages, gate_tables.to_csv)
+    kind = _kind(found)
+    if kind == "Result":
+        return tables.pages, tables.to_csv
+    _, page, csv = FORMS[kind]
+    return getattr(_module(kind), page), getattr(_module(kind), csv)
+
+
+def _kind(found: Found) -> str:
+    if isinstance(found, Result) and found.factorial is not None:
+        return "Factorial"
+    return "Gated" if isinstance(found, Result) and found.gate is not None else type(found).__name__
+
+
+def _module(kind: str) -> Any:
+    return import_module(f"{__package__}.{FORMS[kind][0]}")

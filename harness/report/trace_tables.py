@@ -82,6 +82,11 @@ def page(result: TraceResult) -> Page:
     return Page(headline(result), (), tables, result.warnings)
 
 
+def brief_to_csv(brief: Brief) -> str:
+    """A table for each part of the whole, as `to_csv` writes it."""
+    return to_csv(brief.whole)
+
+
 def brief_page(brief: Brief) -> Page:
     result = brief.whole
     return Page(headline(result), (), (summary(result),), result.warnings)

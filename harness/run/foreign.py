@@ -14,9 +14,10 @@ from pathlib import Path
 import overlap_bench
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.design import Arm, Design
-from overlap_bench.harness.run.overlay import Trees, digest
+from overlap_bench.harness.run.hosts import Trees, search_path
+from overlap_bench.harness.run.overlay import digest
 from overlap_bench.harness.run.watch import Seen
-from overlap_bench.harness.run.worktrees import ignored, search_path
+from overlap_bench.harness.run.worktrees import ignored
 
 SHOWN = 5
 PYTHON = (".py", ".pyc")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
@@ -17,8 +18,8 @@ import overlap_bench
 from overlap_bench.engines import api
 from overlap_bench.harness.common import git, processes
 from overlap_bench.harness.common.processes import Child
-from overlap_bench.harness.plan.design import Arm
-from overlap_bench.harness.run.worktrees import engines_of, search_path
+from overlap_bench.harness.plan.design import Arm, Ref
+from overlap_bench.harness.store.changed import Overlaid
 
 HOST = "overlap_bench.engines.host"
 ENVIRONMENT = {
@@ -51,6 +52,31 @@ class RunFailed(api.EngineError):
 def host_role(arm: str) -> str:
     """What an arm's host is called."""
     return f"engine host of {arm}"
+
+
+def engines_of(refs: Iterable[Ref | None]) -> dict[str, api.EngineSpec]:
+    """Every engine by name, one that only the refs' repository has included. Its spec, by which a run is
+    planned, is then its checkout's."""
+    path = [each for ref in refs if ref is not None for each in search_path(Path(ref.repository))]
+    sys.path += path
+    try:
+        return api.find_engines()
+    finally:
+        for each in path:
+            sys.path.remove(each)
+
+
+def search_path(worktree: Path) -> list[str]:
+    """Where a worktree's packages are: in its root, and in src/ where it has that."""
+    return [str(each) for each in (worktree / "src", worktree) if each.is_dir()]
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """By the arm's name, the tree of its ref; and the files that all of them got besides."""
+
+    places: Mapping[str, Path]
+    overlaid: list[Overlaid]
 
 
 def spec_of(arm: Arm) -> api.EngineSpec:

@@ -11,24 +11,15 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.run import worktrees
-from overlap_bench.harness.run.hosts import driven, environment, spec_of
+from overlap_bench.harness.run.hosts import Trees, driven, environment, spec_of
 from overlap_bench.harness.store.changed import Overlaid
 
 NOT_THE_PROJECTS = {"site-packages", ".git"}  # folders
-
-
-@dataclass(frozen=True, slots=True)
-class Trees:
-    """By the arm's name, the tree of its ref; and the files that all of them got besides."""
-
-    places: Mapping[str, Path]
-    overlaid: list[Overlaid]
 
 
 @contextmanager

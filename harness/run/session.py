@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, perf_counter_ns
 from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 import psutil
@@ -25,7 +25,7 @@ from overlap_bench.harness.common import processes, temporary
 from overlap_bench.harness.common.processes import Child
 from overlap_bench.harness.common.signals import postponed, undisturbed
 from overlap_bench.harness.plan.design import Arm, Design
-from overlap_bench.harness.run import messages, preflight, records
+from overlap_bench.harness.run import messages, records
 from overlap_bench.harness.run.events import Booting, Said
 from overlap_bench.harness.run.hosts import (
     EXPLAIN_MS,
@@ -33,6 +33,7 @@ from overlap_bench.harness.run.hosts import (
     ROLES,
     SIDE_BY_SIDE,
     RunFailed,
+    Trees,
     bytecode_in,
     check_description,
     check_interpreter,
@@ -45,8 +46,6 @@ from overlap_bench.harness.run.hosts import (
     side_by_side,
     spec_of,
 )
-from overlap_bench.harness.run.patched import Patches
-from overlap_bench.harness.run.watch import Watch
 from overlap_bench.harness.workload.plan import Planned
 
 STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
@@ -59,6 +58,10 @@ BUILT = (
     "; a ref's tree has nothing that a build makes: name such files of your checkout by --overlay, or "
     "install each ref into an interpreter of its own"
 )
+
+if TYPE_CHECKING:
+    from overlap_bench.harness.run.patched import Patches
+    from overlap_bench.harness.run.watch import Watch
 
 T = TypeVar("T")
 OnProgress = Callable[[messages.Progress], object]
@@ -108,7 +111,7 @@ class Session:
         self._left = ExitStack()
         self._room = self._left.enter_context(temporary.for_sockets())
         self._bytecode = bytecode_in(self._room / "bytecode")
-        self._patches = Patches(self._room)
+        self._patches: Patches | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._from_hosts = self._bound("hosts")
         self._from_load = self._bound("load")
@@ -151,7 +154,9 @@ class Session:
 
     def watch(self, design: Design) -> Watch:
         """What looks at one boot of these arms, and at no other."""
-        arms = tuple(map(self._patches.find_first, design.arms))
+        from overlap_bench.harness.run.watch import Watch
+
+        arms = tuple(map(self._patched, design.arms))
         return Watch(msgspec.structs.replace(design, arms=arms), self._worktrees, self._room)
 
     def boot(
@@ -162,7 +167,7 @@ class Session:
     ) -> dict[str, Booted]:
         """Start one engine per arm, in order, some side by side; by name, all ready. Raises BadSetting or
         RunFailed."""
-        arms = [self._patches.find_first(arm) for arm in arms]
+        arms = [self._patched(arm) for arm in arms]
         first = self._boots == 0
         # The memory of the first two tells whether the others fit, so only later boots start more at once.
         at_once = SIDE_BY_SIDE if first else side_by_side(len(os.sched_getaffinity(0)))
@@ -170,9 +175,8 @@ class Session:
             for arm in arms:
                 check_interpreter(arm)
             began = monotonic()
-            kinds = preflight.ask(arms, on_booting)
+            self._on_cpu |= {name for name, kind in _asked(arms, on_booting).items() if kind == "cpu"}
             self.asked_s = monotonic() - began
-            self._on_cpu |= {name for name, kind in kinds.items() if kind == "cpu"}
         if any(spec_of(arm).starts_alone and arm.name not in self._on_cpu for arm in arms):
             at_once = 1
         booted: dict[str, Booted] = {}
@@ -185,6 +189,16 @@ class Session:
                     check_memory(len(booted), len(arms), taken, memory.available)
         self._on_cpu |= {name for name, each in booted.items() if each.description.device["kind"] == "cpu"}
         return booted
+
+    def _patched(self, arm: Arm) -> Arm:
+        """The arm as it is started: one that has a patch finds its own copy of the packages first."""
+        if arm.patch is None:
+            return arm
+
+        from overlap_bench.harness.run.patched import Patches
+
+        self._patches = self._patches or Patches(self._room)
+        return self._patches.find_first(arm)
 
     def _boot(self, arms: Sequence[Arm], on_booting: OnBooting, watch: Watch | None) -> dict[str, Booted]:
         descriptions: dict[str, api.Description] = {}
@@ -567,3 +581,26 @@ class Session:
         socket.rcvhwm = 0
         socket.bind(self._endpoint(name))
         return socket
+
+
+@contextmanager
+def checked_out(design: Design) -> Iterator[Trees]:
+    """What overlay.checked_out makes of the arms; nothing where they run what is installed, as most do."""
+    if not design.overlay and all(arm.ref is None for arm in design.arms):
+        yield Trees({}, [])
+        return
+
+    from overlap_bench.harness.run import overlay
+
+    with overlay.checked_out(design) as trees:
+        yield trees
+
+
+def _asked(arms: Sequence[Arm], say: OnBooting) -> dict[str, str]:
+    """The kind of device of each arm whose engine has something to say before it boots (run/preflight.py)."""
+    if not any(spec_of(arm).preflight for arm in arms):
+        return {}
+
+    from overlap_bench.harness.run import preflight
+
+    return preflight.ask(arms, say)

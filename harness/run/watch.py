@@ -21,8 +21,7 @@ from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.plan.patch import packages_of, started_by
 from overlap_bench.harness.run import watcher
 from overlap_bench.harness.run.differing import File, Unit, differing, equal, files_in
-from overlap_bench.harness.run.hosts import IMPORT_S, ROLES, environment, spec_of
-from overlap_bench.harness.run.worktrees import search_path
+from overlap_bench.harness.run.hosts import IMPORT_S, ROLES, environment, search_path, spec_of
 from overlap_bench.harness.store.changed import ChangedCode
 
 BOOTING, SERVING, OVER = 0, 1, 2  # as in watcher/sitecustomize.py
@@ -245,17 +244,6 @@ def _other_packages(before: Seen, after: Seen, packages: Sequence[str]) -> list[
         if not known and not equal(one[name], other[name]):
             found.add(name.partition(".")[0])
     return sorted(found)
-
-
-def to_be_watched(design: Design) -> bool:
-    """Whether its arms may run different code: by refs, patches, interpreters, or paths to import from."""
-    if len(design.arms) != 2 or design.against_itself or any(arm.is_remote for arm in design.arms):
-        return False
-    before, after = (
-        (arm.ref, arm.patch, started_by(arm.python, arm.toggles), arm.env.get("PYTHONPATH"))
-        for arm in design.arms
-    )
-    return before != after
 
 
 def roots_of(

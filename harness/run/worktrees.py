@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,18 +82,6 @@ def checked_out(arms: Sequence[Arm]) -> Iterator[Mapping[str, Path]]:
         yield places
 
 
-def engines_of(refs: Iterable[Ref | None]) -> dict[str, api.EngineSpec]:
-    """Every engine by name, one that only the refs' repository has included. Its spec, by which a run is
-    planned, is then its checkout's."""
-    path = [each for ref in refs if ref is not None for each in search_path(Path(ref.repository))]
-    sys.path += path
-    try:
-        return api.find_engines()
-    finally:
-        for each in path:
-            sys.path.remove(each)
-
-
 def ignored(repository: Path, path: Path) -> bool:
     """Whether git ignores a file, as it should one that a build made. The index is not asked: git dates anew
     what it reads of one that is sparse or split."""
@@ -110,8 +97,3 @@ def ignored_of(repository: Path, files: Sequence[Path]) -> set[Path]:
     plain = (("core.quotePath", "false"),)
     found = git.run("check-ignore", "--no-index", "--", *names, where=repository, configured=plain)
     return {Path(each) for each in found.stdout.split("\n") if each}
-
-
-def search_path(worktree: Path) -> list[str]:
-    """Where a worktree's packages are: in its root, and in src/ where it has that."""
-    return [str(each) for each in (worktree / "src", worktree) if each.is_dir()]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlap_bench.harness.metrics import divergences
-from overlap_bench.harness.store.tables import TABLES
+from overlap_bench.harness.store.files import StoreError
+from overlap_bench.harness.store.tables import TABLES, read_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,3 +63,17 @@ class Block:
         if table == "divergences":
             return divergences.between(frame, arms)
         return frame[frame["arm"].isin(arms)] if len(frame) else frame
+
+
+def stored_block(folder: Path, number: int) -> Block:
+    """A block that was measured before. Raises StoreError where it can't be read any more."""
+    return Block(number, {name: stored_table(folder, number, name) for name in TABLES})
+
+
+def stored_table(folder: Path, number: int, name: str) -> pd.DataFrame:
+    """One table of it. Raises StoreError."""
+    try:
+        return read_table(folder, number, name)
+    except StoreError as error:
+        error.add_note(f"remove {folder / 'blocks' / f'{number:03d}'}, and --resume measures it again")
+        raise

@@ -9,14 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from overlap_bench.engines import api
 from overlap_bench.harness.store.files import StoreError, WriteFailed, create_within, prepare, reason_of
 from overlap_bench.harness.store.tables import finished_blocks
-
-if TYPE_CHECKING:
-    pass
 
 
 def create(results: Path, name: str, now: datetime) -> Path:

@@ -116,7 +116,8 @@ def write_packed(folder: Path, block: int, files: Mapping[str, bytes]) -> None:
 def whole(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """The tables of a block as `read_block` gives them: every one, without rows where there are none."""
     return {
-        name: tables[name] if name in NEEDED or len(tables.get(name, ())) else _empty(name) for name in TABLES
+        name: tables[name] if name in tables and (name in NEEDED or len(tables[name])) else _empty(name)
+        for name in TABLES
     }
 
 

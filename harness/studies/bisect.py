@@ -32,8 +32,9 @@ from overlap_bench.harness.plan.orders import orders
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_design
 from overlap_bench.harness.plan.variants import load_variants
-from overlap_bench.harness.run import blocks, overlay, worktrees
+from overlap_bench.harness.run import first_boots, overlay, trial, worktrees
 from overlap_bench.harness.run.events import Booting, Event, Foreseen, Said
+from overlap_bench.harness.run.hosts import Trees, engines_of
 from overlap_bench.harness.run.session import Session
 from overlap_bench.harness.stats import bisection
 from overlap_bench.harness.stats.bisection import Posterior, Trial
@@ -78,7 +79,7 @@ def begin(request: Request, good: str, bad: str, metric: str | None, out: Path) 
         checks.check([metric], checks.DEFAULT_LIMIT)
     asked = {**request.design, **({} if metric is None else {"primary": metric})}
     request = msgspec.structs.replace(request, refs=refs, design={**asked, "max_minutes": MINUTES})
-    design = make_design(request, worktrees.engines_of(refs), load_variants(), guess_device)
+    design = make_design(request, engines_of(refs), load_variants(), guess_device)
     checks.check([design.primary], checks.DEFAULT_LIMIT)
     checks.check_metrics(design)
     name = f"bisect-{design.arms[0].engine}"
@@ -121,8 +122,8 @@ def read(folder: Path) -> Bisected:
 
 
 def measure(folder: Path, stored: Bisection, minutes: float, say: Say) -> Bisected:
-    """Measure until the commit is found, there is nothing to find, or time is up. Raises as run.blocks does:
-    what fails in good or bad, or in commit after commit, ends it; every trial is kept."""
+    """Measure until the commit is found, there is nothing to find, or time is up. Raises as measure.trials
+    does: what fails in good or bad, or in commit after commit, ends it; every trial is kept."""
     with folders.held(folder):
         search = _Search(folder, stored, trials_of(folder, stored), minutes, say)
         try:
@@ -182,9 +183,9 @@ class _Search:
                 with Session(places) as session:
                     failed = self._measure_all(session, places, more)
 
-    def _first_boots(self, session: Session, trees: overlay.Trees) -> None:
+    def _first_boots(self, session: Session, trees: Trees) -> None:
         began = time.monotonic()
-        (manifest,) = blocks.discarded(session, trees, [self.stored.manifest], TRIALS, self._heard)
+        (manifest,) = first_boots.measure(session, trees, [self.stored.manifest], TRIALS, self._heard)
         if manifest.changed_code is not None and not manifest.changed_code.counts:
             raise api.BadSetting(
                 f"good and bad can't differ here: {manifest.changed_code.never_ran}; ask for what runs it"
@@ -222,7 +223,7 @@ class _Search:
         if arm.name not in places:
             design = self.stored.manifest.design
             places |= trees.enter_context(overlay.checked_out(design, [arm])).places
-        blocks.warm_up(session, self.stored.manifest.design, arm, self._heard)
+        trial.warm_up(session, self.stored.manifest.design, arm, self._heard)
         self.warmed.add(place)
         self.warm_s.append(time.monotonic() - began)
 
@@ -237,7 +238,7 @@ class _Search:
             write_block(self.folder, number, measured[0])
             self.trials.append(trial_of(self.stored, Block(number, measured[0])))
 
-        blocks.one_block(session, [manifest], number, self._heard, write)
+        trial.measure(session, [manifest], number, self._heard, write)
         (self.trio_s if place else self.pairs_s).append(time.monotonic() - began)
         self._keep()
         self._tell(place, self.trials[-1])

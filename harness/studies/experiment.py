@@ -23,7 +23,6 @@ from overlap_bench.harness.common.machine import guess_device
 from overlap_bench.harness.plan import checks, experiment_file
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.experiment_file import Adjusted, Plan
-from overlap_bench.harness.run.blocks import measure as measure_blocks
 from overlap_bench.harness.store import files, tables, trust
 from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import StoreError
@@ -36,7 +35,7 @@ from overlap_bench.harness.store.manifest import (
     write_manifest,
 )
 from overlap_bench.harness.store.trust import Admit
-from overlap_bench.harness.studies.measure import Display, Source, judge_with
+from overlap_bench.harness.studies.measure import Display, Source, judged, trials
 
 
 class Kept(Plan, frozen=True, kw_only=True):
@@ -86,7 +85,7 @@ def plan(name: str, adjusted: Adjusted, admit: Admit | None = None) -> Plan:
     return msgspec.structs.replace(planned, signature=signature)
 
 
-def run(planned: Plan, results: Path, display: Display, source: Source = measure_blocks) -> Outcome:
+def run(planned: Plan, results: Path, display: Display, source: Source = trials) -> Outcome:
     """A fresh experiment in a new folder under `results`. Raises as measure.measure does; one that ends
     before its first block leaves no folder."""
     now = datetime.now().astimezone()
@@ -101,7 +100,7 @@ def run(planned: Plan, results: Path, display: Display, source: Source = measure
             discard_if_empty(folder)
 
 
-def resume(folder: Path, display: Display, admit: Admit, source: Source = measure_blocks) -> Outcome:
+def resume(folder: Path, display: Display, admit: Admit, source: Source = trials) -> Outcome:
     """Go on with an experiment that was interrupted, as it was asked for. Raises StoreError where the
     commit, the machine or the versions are others, and as `admit` does."""
     kept = read(folder)
@@ -149,8 +148,8 @@ def _measure_boots(
                 runs = dict(zip(runs, described, strict=True))
                 together.append(blocks)
         for (path, manifest), own in zip(runs.items(), zip(*together, strict=True), strict=True):
-            judged = judge_with(source, path, manifest, own, observe)
-            files.write_summary(path, to_plain(comparison.result(manifest, judged)))
+            blocks = judged(source, path, manifest, own, observe)
+            files.write_summary(path, to_plain(comparison.result(manifest, blocks)))
 
 
 def read(folder: Path) -> Kept:

@@ -10,10 +10,10 @@ from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.common.machine import guess_device
 from overlap_bench.harness.plan.factors import make_factorial
 from overlap_bench.harness.plan.request import Request
-from overlap_bench.harness.run.blocks import measure as measure_blocks
 from overlap_bench.harness.store.manifest import Manifest, read_manifest
 from overlap_bench.harness.store.trust import Admit
-from overlap_bench.harness.studies.measure import Display, Source, measure_or_resume
+from overlap_bench.harness.studies import measure as measure_
+from overlap_bench.harness.studies.measure import Display, Source, trials
 
 
 def measure(
@@ -23,10 +23,10 @@ def measure(
     out: Path,
     admit: Admit,
     display: Display,
-    source: Source = measure_blocks,
+    source: Source = trials,
 ) -> tuple[Result, bool]:
     """Measure a factorial, or go on with one; its result, and whether outputs differ that must not. Raises
-    as measure.measure and measure.resume do."""
+    as measure.fresh, measure.stored and measure.measure do."""
     design = None
     if resume is None or toggles is not None or not request.nothing:
         if toggles is None:
@@ -35,7 +35,7 @@ def measure(
 
     if resume is not None:
         check_factorial(resume, read_manifest(resume))
-    outcome = measure_or_resume(design, resume, out, display, admit, source)
+    outcome = measure_.measure(measure_.run_of(design, resume, out, admit), display, source)
     return outcome.result, outcome.outputs_differ
 
 

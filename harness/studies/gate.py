@@ -31,45 +31,37 @@ from overlap_bench.harness.analysis.values import THROUGHPUTS, block_seconds, of
 from overlap_bench.harness.common.machine import guess_device
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan import checks
-from overlap_bench.harness.plan.request import Request
+from overlap_bench.harness.plan.request import GateRequest, Request
 from overlap_bench.harness.plan.settings import make_design
 from overlap_bench.harness.plan.variants import load_variants
-from overlap_bench.harness.run.blocks import measure as measure_blocks
+from overlap_bench.harness.run.hosts import engines_of
 from overlap_bench.harness.run.overlay import check as check_pattern
-from overlap_bench.harness.run.worktrees import engines_of, resolve, uncommitted
+from overlap_bench.harness.run.worktrees import resolve, uncommitted
 from overlap_bench.harness.store.files import read_json, read_json_lines, write_json_lines
 from overlap_bench.harness.studies import measure as measure_
-from overlap_bench.harness.studies.measure import Display, Source
+from overlap_bench.harness.studies.measure import Display, Source, fresh, trials
 
 Say = Callable[[str], None]
 CALIBRATED_BY = 6  # blocks: of fewer, the SD is known too badly to plan with
 
 
 def measure(
-    request: Request,
-    base: str | None,
-    head: str | None,
-    names: Sequence[str],
-    limit: float | None,
-    out: Path,
-    say: Say,
-    display: Display,
-    source: Source = measure_blocks,
-    overlay: Sequence[str] = (),
+    request: Request, asked: GateRequest, out: Path, say: Say, display: Display, source: Source = trials
 ) -> Path:
-    """Measure a base against a head; the folder of the run. `base` and `head` are git refs, or None, and
-    `overlay` files of the checkout that both get; `names` and `limit` what it is judged by, and so planned
-    for. Raises as measure.measure does, and BadSetting where
-    what is asked is no gate's."""
+    """Measure a base against a head; the folder of the run. Raises as measure.measure does, and BadSetting
+    where what is asked is no gate's."""
+    base, head = asked.base_ref, asked.head_ref
+    if asked.history is not None and not (base and head):
+        raise api.BadSetting(history.NEEDS_REFS)
     if {"primary", "secondaries"} & set(request.design):
         raise api.BadSetting("a gate is about its --metric; leave --primary and --secondary out")
     if request.until_precision is not None:
         raise api.BadSetting("a gate stops after --trials, or --until-decided")
     if head is not None and base is None:
         raise api.BadSetting("--head-ref needs a --base-ref to be compared with")
-    if overlay and base is None:
+    if asked.overlay and base is None:
         raise api.BadSetting("--overlay lays files over the trees of refs: give a --base-ref")
-    for pattern in overlay:
+    for pattern in asked.overlay:
         check_pattern(pattern)
     refs = None
     if base is not None:
@@ -78,10 +70,10 @@ def measure(
             raise api.BadSetting(f"{base} and {head} are the same commit, {refs[0].commit[:10]}")
     request = msgspec.structs.replace(
         request,
-        design={**request.design, **_verdicts(names)},
+        design={**request.design, **_verdicts(asked.metric)},
         refs=refs,
-        overlay=tuple(overlay),
-        max_regression=checks.DEFAULT_LIMIT if limit is None else limit,
+        overlay=asked.overlay,
+        max_regression=_limit(asked),
     )
     design = make_design(request, engines_of(refs or ()), load_variants(), guess_device)
     if len(design.arms) < 2:
@@ -90,30 +82,28 @@ def measure(
         if changed := uncommitted(ref):
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             say(f"{ref.name} is measured as it was committed, without your changes to {changed[0]}{more}")
-    return measure_.measure(design, out, display, source=source).folder
+    return measure_.measure(fresh(design, out), display, source).folder
 
 
-def calibrate(
-    request: Request, names: Sequence[str], limit: float | None, out: Path, display: Display
-) -> GatePlans:
+def calibrate(request: Request, asked: GateRequest, out: Path, display: Display) -> GatePlans:
     """What a gate on the before arm can decide here, from that arm measured against itself, in blocks as a
     gate's. Raises as measure.measure does, and BadSetting for metrics or a limit that can't be gated."""
-    gated = checks.DEFAULT_LIMIT if limit is None else limit
-    checks.check(names, gated)
+    names, limit = asked.metric, asked.max_regression
+    checks.check(names, _limit(asked))
     minutes = request.design.get("max_minutes")
-    asked = {name: value for name, value in request.design.items() if name != "max_minutes"}
+    planned = {name: value for name, value in request.design.items() if name != "max_minutes"}
     request = msgspec.structs.replace(
         request,
-        design={"blocks": CALIBRATED_BY, **asked, **_verdicts(names)},
+        design={"blocks": CALIBRATED_BY, **planned, **_verdicts(names)},
         after=(),
         against_itself=True,
-        max_regression=gated,
+        max_regression=_limit(asked),
     )
     design = make_design(request, api.find_engines(), load_variants(), guess_device)
     if design.blocks < 2:
         raise api.BadSetting("one trial has no SD: leave --trials out, or give six")
     began = time.monotonic()
-    measured = measure_.measure(design, out, display)
+    measured = measure_.measure(fresh(design, out), display)
     seconds = time.monotonic() - began
     _, per_block = finished(measured.folder, readable(measured.folder))
     offered = THROUGHPUTS if offered_load(design, per_block) else ()
@@ -126,12 +116,19 @@ def _verdicts(names: Sequence[str]) -> dict[str, object]:
     return {"primary": names[0], "secondaries": tuple(names[1:])} if names else {}
 
 
-def as_planned(
-    path: Path, request: Request, names: Sequence[str], limit: float | None
-) -> tuple[Request, Sequence[str], float | None]:
-    """What a gate is asked for with what a calibration recommends, from its file. Raises StoreError."""
-    plain = read_json(path, dict[str, Any], "a calibration")
-    return gate_plans.applied(stored.as_found(path, plain, GatePlans), request, names, limit)
+def _limit(asked: GateRequest) -> float:
+    return checks.DEFAULT_LIMIT if asked.max_regression is None else asked.max_regression
+
+
+def as_planned(request: Request, asked: GateRequest) -> tuple[Request, GateRequest]:
+    """What a gate is asked for with what a calibration recommends, where its file is given. Raises
+    StoreError."""
+    if asked.plan is None:
+        return request, asked
+    plain = read_json(asked.plan, dict[str, Any], "a calibration")
+    plans = stored.as_found(asked.plan, plain, GatePlans)
+    request, names, limit = gate_plans.applied(plans, request, asked.metric, asked.max_regression)
+    return request, msgspec.structs.replace(asked, metric=tuple(names), max_regression=limit)
 
 
 def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:

@@ -1,19 +1,17 @@
-"""One `bench run` from its design to its result: a folder, the blocks in it, the object that is printed."""
+"""One `bench run` from its design to its result: a folder, the trials in it, the object that is printed."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from math import ceil, floor, log10
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from overlap_bench.engines import api
 from overlap_bench.harness.analysis import noise_floor
 from overlap_bench.harness.analysis.comparison import result, so_far
 from overlap_bench.harness.analysis.noise_floor import with_floor
@@ -22,15 +20,15 @@ from overlap_bench.harness.analysis.result import Result, to_plain
 from overlap_bench.harness.analysis.rule import enough
 from overlap_bench.harness.analysis.values import block_seconds, block_values
 from overlap_bench.harness.common.differences import difference
-from overlap_bench.harness.common.formatting import blocks_of, duration, minutes_of
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.checks import check_metrics
 from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.run.blocks import measure as measure_blocks
-from overlap_bench.harness.run.events import BlockDone, Event, Foreseen, Observer, Said, SoFar
-from overlap_bench.harness.run.teacher_forcing import judge
+from overlap_bench.harness.run import first_boots, trial
+from overlap_bench.harness.run.events import BlockBegun, Observer, Said, SoFar
+from overlap_bench.harness.run.forecast import Clock
+from overlap_bench.harness.run.session import Session, checked_out
 from overlap_bench.harness.store import folders
-from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.block import Block, stored_block
 from overlap_bench.harness.store.files import SUMMARY_FILE, StoreError, write_summary
 from overlap_bench.harness.store.folders import discard_if_empty, held
 from overlap_bench.harness.store.manifest import (
@@ -41,15 +39,15 @@ from overlap_bench.harness.store.manifest import (
     signed,
     write_manifest,
 )
-from overlap_bench.harness.store.tables import finished_blocks
+from overlap_bench.harness.store.tables import finished_blocks, write_block
 from overlap_bench.harness.store.trust import Admit
 
-USUAL = 6  # blocks of a run of a fixed number
-SPARE = 1.25  # of the time that is asked for instead: the next boots may be slower
 Display = Callable[[Path, Design], AbstractContextManager[Observer]]
-# What measures the blocks of runs: run.blocks.measure, or the same on a cluster.
-Source = Callable[[Mapping[Path, Manifest], Observer], Generator[tuple[list[Manifest], list[Block]]]]
+Trials = Generator[tuple[list[Manifest], list[Block]]]
+# What measures the trials of runs: `trials`, or the same on a cluster.
+Source = Callable[[Mapping[Path, Manifest], Observer], Trials]
 Joined = Callable[[], AbstractContextManager[Source]]  # a cluster, whose source measures several runs at once
+Run = AbstractContextManager[tuple[Path, Manifest]]  # that is to be measured: its folder is held while inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +60,100 @@ class Outcome:
     folder: Path
 
 
-# A run that stands still once its blocks are asked for, and after each.
 Steps = Generator[None, None, Outcome]
 
 
-def to_its_end(steps: Steps) -> Outcome:
+@contextmanager
+def fresh(
+    design: Design,
+    results: Path,
+    create: Callable[[Path, str, datetime], Path] = folders.create,
+    made_here: bool = True,
+) -> Iterator[tuple[Path, Manifest]]:
+    """A run in a new folder under `results`, which `create` makes. `made_here`: no stored run of elsewhere
+    asked for it. One that ends before its first trial leaves no folder. Raises BadSetting, as `create` does,
+    and WriteFailed."""
+    check_metrics(design)
+    now = datetime.now().astimezone()
+    folder = create(results, design.name, now)
+    try:
+        manifest = described_here(design, folder.name, now, lot=folder.name)
+        manifest = signed(manifest) if made_here else manifest
+        write_manifest(folder, manifest)
+        with held(folder):
+            yield folder, manifest
+    finally:
+        discard_if_empty(folder)
+
+
+@contextmanager
+def stored(folder: Path, design: Design | None, admit: Admit) -> Iterator[tuple[Path, Manifest]]:
+    """A run to go on with; `design` None: as it was asked for, if `admit` allows that. Raises StoreError
+    where the commit, the settings, the machine or the versions are others, and as `admit` does."""
+    manifest = read_manifest(folder)
+    if design is None:  # before anything that it names is looked at
+        admit(folder, [manifest.design], manifest.signature)
+    now = described_here(design or manifest.design, manifest.run, datetime.now().astimezone(), manifest.run)
+    check_resume(manifest, now)
+    with held(folder):
+        kept = len(finished_blocks(folder))
+        if kept < manifest.design.blocks and not (folder / SUMMARY_FILE).exists():
+            manifest = msgspec.structs.replace(manifest, resumed_after=[*manifest.resumed_after, kept])
+            write_manifest(folder, manifest)
+        yield folder, manifest
+
+
+def run_of(design: Design | None, resume: Path | None, results: Path, admit: Admit, **more: Any) -> Run:
+    """A fresh run of `design`; with `resume` that run, to go on with. `more`: as of `fresh`."""
+    if resume is not None:
+        return stored(resume, design, admit)
+    assert design is not None
+    return fresh(design, results, **more)
+
+
+def trials(runs: Mapping[Path, Manifest], observe: Observer) -> Trials:
+    """Each trial in its turn, with the manifests as they then stand; those that a run's folder holds already
+    are read, the others measured and written. Whoever has enough closes it. `runs`, by folder: one, or
+    several that differ in their workload alone, and share their boots. In each round every workload has its
+    turn; each run keeps its own folder, as if it had been alone.
+
+    Raises BadSetting (the request can't be served), RunFailed (a process failed or died) or
+    KeyboardInterrupt; in each case every finished trial is on disk and no process is left.
+    """
+    folders, manifests = list(runs), list(runs.values())
+    design = manifests[0].design
+    kept = [set(finished_blocks(folder)) for folder in folders]
+    missing = [number for number in range(design.blocks) if not all(number in there for there in kept)]
+
+    def write(number: int, measured: Sequence[trial.Tables]) -> None:
+        for folder, there, tables in zip(folders, kept, measured, strict=True):
+            if number not in there:  # killed between two writes, some have it
+                write_block(folder, number, tables)
+
+    with ExitStack() as stack:
+        session: Session | None = None
+        for number in range(design.blocks):
+            measured: Sequence[trial.Tables | None] = [None] * len(folders)
+            if number in missing:
+                if session is None:
+                    trees = stack.enter_context(checked_out(design))
+                    session = stack.enter_context(Session(trees.places))
+                    manifests = first_boots.measure(session, trees, manifests, len(missing), observe)
+                    for folder, manifest in zip(folders, manifests, strict=True):
+                        write_manifest(folder, manifest)
+                observe(BlockBegun(number, sum(each >= number for each in missing)))
+                measured = trial.measure(session, manifests, number, observe, partial(write, number))
+            blocks = [
+                stored_block(folder, number) if tables is None or number in there else Block(number, tables)
+                for folder, there, tables in zip(folders, kept, measured, strict=True)
+            ]
+            yield manifests, blocks
+
+
+def measure(run: Run, display: Display, source: Source = trials) -> Outcome:
+    """Measure a run, `fresh` or `stored`, to its end. Raises as `source` does, and WriteFailed; after its
+    first trial the error's note says how to go on."""
+    steps = in_steps(run, display, source)
     while True:
         try:
             next(steps)
@@ -75,216 +162,72 @@ def to_its_end(steps: Steps) -> Outcome:
             return outcome
 
 
-def measure(
-    design: Design,
-    results: Path,
-    display: Display,
-    create: Callable[[Path, str, datetime], Path] = folders.create,
-    made_here: bool = True,
-    source: Source = measure_blocks,
-) -> Outcome:
-    """A fresh run in a new folder under `results`, which `create` makes. `made_here`: no stored run of
-    elsewhere asked for it. Raises as run.blocks.measure and `create` do, and WriteFailed. A run that ends
-    before its first block leaves no folder; after that the error's note says how to go on."""
-    return to_its_end(in_steps(design, results, display, create, made_here, source))
-
-
-def in_steps(
-    design: Design,
-    results: Path,
-    display: Display,
-    create: Callable[[Path, str, datetime], Path],
-    made_here: bool,
-    source: Source,
-) -> Steps:
-    """`measure`, for whoever has several runs measured at once."""
-    check_metrics(design)
-    now = datetime.now().astimezone()
-    folder = create(results, design.name, now)
-    try:
-        manifest = described_here(design, folder.name, now, lot=folder.name)
-        if made_here:
-            manifest = signed(manifest)
-        write_manifest(folder, manifest)
-        with held(folder):
-            return (yield from _measure(folder, manifest, display, source))
-    finally:
-        discard_if_empty(folder)
-
-
-def resume(
-    folder: Path, design: Design | None, display: Display, admit: Admit, source: Source = measure_blocks
-) -> Outcome:
-    """Go on with a stored run; `design` None: as it was asked for, if `admit` allows that. Raises StoreError
-    where the commit, the settings, the machine or the versions are others, and as `admit` does."""
-    return to_its_end(resume_in_steps(folder, design, display, admit, source))
-
-
-def resume_in_steps(
-    folder: Path, design: Design | None, display: Display, admit: Admit, source: Source
-) -> Steps:
-    """`resume`, for whoever has several runs measured at once."""
-    stored = read_manifest(folder)
-    if design is None:  # before anything that it names is looked at
-        admit(folder, [stored.design], stored.signature)
-    now = described_here(design or stored.design, stored.run, datetime.now().astimezone(), stored.run)
-    check_resume(stored, now)
-    with held(folder):
-        kept = len(finished_blocks(folder))
-        if kept < stored.design.blocks and not (folder / SUMMARY_FILE).exists():
-            stored = msgspec.structs.replace(stored, resumed_after=[*stored.resumed_after, kept])
-            write_manifest(folder, stored)
-        return (yield from _measure(folder, stored, display, source))
-
-
-def measure_or_resume(
-    design: Design | None,
-    stored: Path | None,
-    results: Path,
-    display: Display,
-    admit: Admit,
-    source: Source = measure_blocks,
-) -> Outcome:
-    """A fresh run of `design`; with `stored` that run gone on with."""
-    if stored is not None:
-        return resume(stored, design, display, admit, source)
-    assert design is not None
-    return measure(design, results, display, source=source)
-
-
-def _measure(folder: Path, manifest: Manifest, display: Display, source: Source) -> Steps:
-    """Block after block, until all are done or the declared rule has enough; then the result."""
-    design = manifest.design
-    blocks: list[Block] = []
-    values: list[Values] = []
-    clock = _Clock()
-    foreseen: int | None = None
-    try:
-        with display(folder, design) as observe:
-
-            def heard(event: Event) -> None:
-                nonlocal foreseen
-                if isinstance(event, BlockDone) and event.block < 0:
-                    clock.boots_done()
-                observe(event)
-                if isinstance(event, Foreseen) and design.max_minutes is not None:
-                    foreseen, said = clock.forecast(design, len(finished_blocks(folder)), event.seconds)
-                    observe(Said(said))
-                elif isinstance(event, Foreseen) and design.aim_s is not None:
-                    observe(Said(_announced(event)))
-
-            with closing(source({folder: manifest}, heard)) as measured:
-                yield
-                for (described,), (block,) in measured:
-                    manifest = msgspec.structs.replace(
-                        described,
-                        blocks_in_time=manifest.blocks_in_time,
-                        blocks_foreseen=manifest.blocks_foreseen,
-                    )
-                    blocks.append(block)
-                    values.append(block_values(design, block))
-                    clock.block_done()
-                    if enough(design, values) or len(blocks) == manifest.blocks_in_time:
-                        break
-                    if manifest.blocks_in_time is None and clock.is_up(design.max_minutes):
-                        manifest = msgspec.structs.replace(
-                            manifest, blocks_in_time=len(blocks), blocks_foreseen=foreseen
-                        )
-                        write_manifest(folder, manifest)
-                        break
-                    if len(blocks) < design.blocks and (seen := so_far(design, values)):
-                        observe(SoFar(len(blocks), seen))
+def in_steps(run: Run, display: Display, source: Source) -> Steps:
+    """Measure trial after trial, until all are done or the declared rule has enough; then the result. It
+    stands still once its trials are asked for, and after each, for whoever has several runs measured at
+    once."""
+    with run as (folder, manifest):
+        design = manifest.design
+        blocks: list[Block] = []
+        values: list[Values] = []
+        try:
+            with display(folder, design) as observe:
+                clock = Clock(design, len(finished_blocks(folder)), observe)
+                with closing(source({folder: manifest}, clock.hear)) as measured:
                     yield
-            blocks = judge_with(source, folder, manifest, blocks, observe)
-        found = with_floor(
-            result(manifest, blocks, values), manifest, noise_floor.folder_of(folder), block_seconds(blocks)
-        )
-        write_summary(folder, to_plain(found))
-    except BaseException as error:
-        kept = len(finished_blocks(folder))
-        if kept and not isinstance(error, StoreError):  # what lies there can't be gone on with as it is
-            most = "at most " if design.may_end_early else ""
-            again = f"go on with {manifest.resumed_by} --resume {folder}"
-            error.add_note(f"{kept} of {most}{design.blocks} trials are kept, {again}")
-        elif isinstance(error, KeyboardInterrupt):
-            error.add_note("no trial was done, so nothing is kept")
-        raise
-    return Outcome(found, outputs_differ(manifest, found), folder)
+                    for (manifest,), (block,) in measured:
+                        blocks.append(block)
+                        values.append(block_values(design, block))
+                        clock.block_done()
+                        if enough(design, values) or len(blocks) == manifest.blocks_in_time:
+                            break
+                        if manifest.blocks_in_time is None and clock.is_up():
+                            manifest = msgspec.structs.replace(
+                                manifest, blocks_in_time=len(blocks), blocks_foreseen=clock.foreseen
+                            )
+                            write_manifest(folder, manifest)
+                            break
+                        if len(blocks) < design.blocks and (seen := so_far(design, values)):
+                            observe(SoFar(len(blocks), seen))
+                        yield
+                blocks = judged(source, folder, manifest, blocks, observe)
+            found = with_floor(
+                result(manifest, blocks, values),
+                manifest,
+                noise_floor.folder_of(folder),
+                block_seconds(blocks),
+            )
+            write_summary(folder, to_plain(found))
+        except BaseException as error:
+            _tell(error, folder, manifest)
+            raise
+        return Outcome(found, outputs_differ(manifest, found), folder)
 
 
-def _announced(foreseen: Foreseen) -> str:
-    """When the answer comes, of a run whose blocks are sized by its first boots."""
-    design, each = foreseen.design, duration(foreseen.seconds)
-    rounds = "a round" if design.rounds == 1 else f"{design.rounds} rounds"
-    return (
-        f"{blocks_of(design.blocks)} of about {each}, each {design.segments} interleaved rounds and "
-        f"{rounds}: done in about {duration(design.blocks * foreseen.seconds)}"
-    )
+def _tell(error: BaseException, folder: Path, manifest: Manifest) -> None:
+    """Add what is kept of the run, and how to go on with it."""
+    kept, design = len(finished_blocks(folder)), manifest.design
+    if kept and not isinstance(error, StoreError):  # what lies there can't be gone on with as it is
+        most = "at most " if design.may_end_early else ""
+        again = f"go on with {manifest.resumed_by} --resume {folder}"
+        error.add_note(f"{kept} of {most}{design.blocks} trials are kept, {again}")
+    elif isinstance(error, KeyboardInterrupt):
+        error.add_note("no trial was done, so nothing is kept")
 
 
-def judge_with(
+def judged(
     source: Source, folder: Path, manifest: Manifest, blocks: Sequence[Block], observe: Observer
 ) -> list[Block]:
     """The blocks with each divergence judged, by the model of this machine: not where others measured."""
-    if source is measure_blocks:
-        return judge(folder, manifest, blocks, lambda line: observe(Said(line)))
-    if any(len(block.tables["divergences"]) for block in blocks):
+    if not any(len(block.tables["divergences"]) for block in blocks):
+        return [*blocks]
+    if source is not trials:
         observe(Said("the outputs that differ are not judged: --resume without --ray asks the model"))
-    return [*blocks]
+        return [*blocks]
 
+    from overlap_bench.harness.run.teacher_forcing import judge
 
-class NoTime(api.BadSetting):
-    """--max-minutes ends a run before a verdict is possible."""
-
-
-class _Clock:
-    """When a run has no time for another block: as long as the longest one so far. What the blocks found
-    has no part in it, so this is no peeking."""
-
-    def __init__(self) -> None:
-        self._began = self._last = time.monotonic()
-        self._longest = 0.0
-
-    def boots_done(self) -> None:
-        """Say that the boots that are thrown away are done: no block has them again."""
-        if not self._longest:
-            self._last = time.monotonic()
-
-    def forecast(self, design: Design, kept: int, seconds: float) -> tuple[int, str]:
-        """How many blocks there will be, where so many are kept and each other one takes so many seconds; and
-        that in words. Raises NoTime where a fresh run has no time for a verdict."""
-        assert design.max_minutes is not None
-        gone, within = time.monotonic() - self._began, minutes_of(design.max_minutes)
-        more = max(0, int((60 * design.max_minutes - gone) / seconds))
-        blocks, least = min(design.blocks, kept + more), design.fewest_judged
-        first = f"the first boots took {duration(gone)}, a trial will take about {duration(seconds)}"
-        all_ = "all " if blocks == design.blocks > 1 else ""
-        fit = f"{all_}{blocks_of(blocks)} fit{'s' * (blocks == 1)} into {within}"
-
-        def asking(wanted: int) -> str:
-            return f"--max-minutes {_up((gone + (wanted - kept) * seconds) * SPARE / 60):g}"
-
-        if blocks < least and not kept:
-            needs = f"a verdict needs {least}" if len(design.arms) > 1 else "there has to be one"
-            raise NoTime(f"{fit}, and {needs}: {first}; give it {asking(least)}")
-        few = (
-            f"; {USUAL}, the usual number, take {asking(USUAL)}" if blocks < min(USUAL, design.blocks) else ""
-        )
-        return blocks, f"{first}: {fit}{few}"
-
-    def block_done(self) -> None:
-        now = time.monotonic()
-        self._longest = max(self._longest, now - self._last)
-        self._last = now
-
-    def is_up(self, minutes: float | None) -> bool:
-        return minutes is not None and self._last - self._began + self._longest > 60 * minutes
-
-
-def _up(minutes: float) -> float:
-    """Two significant digits of it, rounded up: what is asked for has to be enough."""
-    digit = 10.0 ** (floor(log10(minutes)) - 1)
-    return round(ceil(minutes / digit) * digit, 9)
+    return judge(folder, manifest, blocks, lambda line: observe(Said(line)))
 
 
 def differences_from(manifest: Manifest) -> list[str]:

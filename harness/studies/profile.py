@@ -24,10 +24,10 @@ from overlap_bench.harness.common.processes import Child
 from overlap_bench.harness.common.signals import postponed, undisturbed
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.plan.orders import round_seed
-from overlap_bench.harness.run import blocks, records
-from overlap_bench.harness.run.blocks import least_context, planned
+from overlap_bench.harness.run import records
 from overlap_bench.harness.run.hosts import RunFailed, environment
 from overlap_bench.harness.run.session import Booted, Session
+from overlap_bench.harness.run.trial import least_context, planned, warmup
 from overlap_bench.harness.store.files import PROFILE, PROFILE_FILE, SCHEMA_VERSION, write_bytes, write_json
 from overlap_bench.harness.store.folders import create, discard
 from overlap_bench.harness.store.manifest import without_places
@@ -163,12 +163,12 @@ def _capture(
     session: Session, design: Design, booted: Booted, context: int, steps: int, say: Say
 ) -> Captured:
     name, workload = booted.arm.name, design.workload
-    warmup = blocks.warmup(workload)
+    fewer = warmup(workload)
     for index in range(-design.warmup_rounds, 0):
         say(f"{name}: warm-up")
-        asked, _ = planned(warmup, round_seed(design.seed, 0, index), booted, context)
+        asked, _ = planned(fewer, round_seed(design.seed, 0, index), booted, context)
         session.begin(booted)
-        session.load(booted, asked, warmup.concurrency, warmup.interval_ns, lambda progress: None)
+        session.load(booted, asked, fewer.concurrency, fewer.interval_ns, lambda progress: None)
     say(f"{name}: the profiled round")
     asked, _ = planned(workload, round_seed(design.seed, 0, 0), booted, context)
     session.begin_profile(booted, steps)

@@ -19,8 +19,9 @@ from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.plan.orders import segment_seed
 from overlap_bench.harness.plan.settings import turns_of
-from overlap_bench.harness.run import blocks, records
+from overlap_bench.harness.run import records
 from overlap_bench.harness.run.session import Booted, Session
+from overlap_bench.harness.run.trial import of_segment, planned
 from overlap_bench.harness.stats.knee import fit
 from overlap_bench.harness.store.files import SCHEMA_VERSION, write_json
 from overlap_bench.harness.store.folders import create, discard
@@ -70,7 +71,7 @@ def measure(
         raise api.BadSetting(
             f"an interleaved round needs {FEWEST_TURNS} turns: --max-new-tokens of {least} or more"
         )
-    workload = blocks.of_segment(design.workload, design.workload.concurrency or BATCH)
+    workload = of_segment(design.workload, design.workload.concurrency or BATCH)
     plan = Plan(
         arm, msgspec.structs.replace(design, workload=workload, **turns), tuple(wanted) or spec.phases
     )
@@ -181,7 +182,7 @@ def _segment(
     """One set of requests: decode turns, with what each was to be delayed by, and what it cost."""
     design = plan.design
     context = int(booted.description.model["context"])
-    asked, _ = blocks.planned(design.workload, segment_seed(design.seed, 0, segment), booted, context)
+    asked, _ = planned(design.workload, segment_seed(design.seed, 0, segment), booted, context)
     session.begin(booted)
     done = session.take_turns([booted], asked, design.turn_steps, lambda progress: None, delays)
     if failed := next(filter(None, done.data.errors), ""):

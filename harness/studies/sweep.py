@@ -17,13 +17,14 @@ from overlap_bench.harness.plan.grid import Axis, Point
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import spelled
 from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.run.forecast import NoTime
 from overlap_bench.harness.store import sweep, tables, trust
 from overlap_bench.harness.store.files import SWEEP_FILE, create_within, write_json
 from overlap_bench.harness.store.folders import create, discard
 from overlap_bench.harness.store.sweep import Sweep
 from overlap_bench.harness.store.trust import Admit
 from overlap_bench.harness.studies import measure as measure_
-from overlap_bench.harness.studies.measure import Display, Joined, NoTime, Steps
+from overlap_bench.harness.studies.measure import Display, Joined, Steps
 
 Say = Callable[[str], None]
 
@@ -119,10 +120,9 @@ def _one_by_one(
             continue
         say(f"point {number + 1} of {count}: {spelled(point.at)}")
         try:
-            if found is None:
-                measure_.measure(point.design, folder, display, create_within, made_here)
-            else:
-                measure_.resume(found[0], point.design, display, admit)
+            more = {"create": create_within, "made_here": made_here}
+            run = measure_.run_of(point.design, found and found[0], folder, admit, **more)
+            measure_.measure(run, display)
         except BaseException as error:
             if isinstance(error, NoTime) and _kept(folder):  # the others may have enough
                 say(f"{spelled(point.at)} is left out: {error}")
@@ -143,11 +143,9 @@ def _at_once(folder: Path, planned: Sweep, say: Say, admit: Admit, cluster: Clus
                     done += 1
                     continue
                 display = cluster.display(at)
-                if found is None:
-                    steps = measure_.in_steps(point.design, folder, display, create_within, made_here, source)
-                else:
-                    steps = measure_.resume_in_steps(found[0], point.design, display, admit, source)
-                running[at] = steps
+                more = {"create": create_within, "made_here": made_here}
+                run = measure_.run_of(point.design, found and found[0], folder, admit, **more)
+                running[at] = steps = measure_.in_steps(run, display, source)
                 next(steps)
             while running:
                 for at, steps in [*running.items()]:

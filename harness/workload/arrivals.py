@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlap_bench.engines.api import BadSetting
-from overlap_bench.harness.workload import traces
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,6 +101,8 @@ def closed(workload: Workload, random: np.random.Generator) -> list[int]:
 def trace(workload: Workload, random: np.random.Generator) -> list[int]:
     """When they came in the trace, counted from its first request; with a `rate` stretched or squeezed so
     that they come at that rate on average. A trace that is shorter than num_requests ends early."""
+    from overlap_bench.harness.workload import traces
+
     assert workload.trace is not None
     entries = traces.read(workload.trace, workload.num_requests).entries
     start, span = entries[0].at_ms, entries[-1].at_ms - entries[0].at_ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from overlap_bench.engines.api import BadSetting, pick
-from overlap_bench.harness.workload import lengths, traces
+from overlap_bench.harness.workload import lengths
 from overlap_bench.harness.workload import prompts as source
 from overlap_bench.harness.workload.arrivals import ARRIVALS, SCHEDULES, TIMING_OPTIONS, parse_ramp
 from overlap_bench.harness.workload.plan import different
@@ -110,6 +110,8 @@ def _check_prompts(workload: Workload) -> None:
 
 
 def _check_trace(workload: Workload) -> None:
+    from overlap_bench.harness.workload import traces
+
     assert workload.trace is not None
     for name in NOT_WITH_TRACE:
         if getattr(workload, name) not in (None, False):

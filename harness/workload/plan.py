@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from overlap_bench.engines.api import BadSetting
-from overlap_bench.harness.workload import lengths, prompt_files, traces
+from overlap_bench.harness.workload import lengths
 from overlap_bench.harness.workload import prompts as source
 from overlap_bench.harness.workload.arrivals import ARRIVALS
 from overlap_bench.harness.workload.streams import stream
@@ -116,6 +116,8 @@ def _refuse_without_tokenizer(workload: Workload) -> None:
 
 
 def _from_trace(workload: Workload, path: str, seed: int, tokenizer: Tokenizer, context: int) -> Asked:
+    from overlap_bench.harness.workload import traces
+
     trace = traces.read(path, workload.num_requests)
     traces.check_fit(trace, workload.trace_scale, context)
     special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
@@ -229,6 +231,8 @@ def _choose(
 ) -> tuple[list[tuple[Prompt, int]], Counter[str]]:
     """As many different prompts as a round needs or the file has, each with the length of its answer, and
     what was skipped, by reason. `output`: the most that is generated, None: as many as the answer has."""
+    from overlap_bench.harness.workload import prompt_files
+
     found = prompt_files.read(str(workload.prompts)).asked
     order = stream(seed, "prompts").permutation(len(found)).tolist()
     count = different(workload, len(found))

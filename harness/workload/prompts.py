@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from overlap_bench.engines.api import BadFile, BadSetting, first_line
-from overlap_bench.harness.workload import prompt_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +44,8 @@ def texts(prompt: str | None, prompts: str | None, random: np.random.Generator) 
         passages = english() if prompts == ENGLISH else openings()
         return [passages[index] for index in random.permutation(len(passages))]
     if prompts is not None:
+        from overlap_bench.harness.workload import prompt_files
+
         file = prompt_files.read(prompts)
         count = len(file.asked)
         order = random.permutation(count) if file.are_conversations else range(count)
@@ -56,8 +57,12 @@ def texts(prompt: str | None, prompts: str | None, random: np.random.Generator) 
 
 def are_conversations(prompts: object) -> bool:
     """Whether prompts are a file of conversations. Raises BadFile."""
-    named = isinstance(prompts, str) and prompts not in OF_PYTHON
-    return named and prompt_files.read(str(prompts)).are_conversations
+    if not isinstance(prompts, str) or prompts in OF_PYTHON:
+        return False
+
+    from overlap_bench.harness.workload import prompt_files
+
+    return prompt_files.read(prompts).are_conversations
 
 
 @cache

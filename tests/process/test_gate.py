@@ -166,8 +166,8 @@ def test_the_levels_of_planned_and_of_unplanned_gates() -> None:
     assert checks.level(planned(), 6) == 0.05
     assert checks.level(planned(blocks=20, until=until), 8) == until.levels[1] / 2
     assert checks.level(planned(blocks=9, until=until_precise(0.01, 9)), 7) == 0.03
-    assert make_gate(0.02, planned()) == Gate(max_regression=0.02, levels=(0.05,))
-    sequential = planned(blocks=20, until=until, gate=make_gate(0.02, planned(blocks=20, until=until)))
+    assert make_gate(0.02, None) == Gate(max_regression=0.02, levels=(0.05,))
+    sequential = planned(blocks=20, until=until, gate=make_gate(0.02, until))
     assert checks.level(sequential, 8) > until.levels[1] / 2  # all of the 5% is on one side
 
 
@@ -451,7 +451,7 @@ def test_what_a_finished_run_was_not_measured_for_is_told_in_all_that_is_written
 
 def test_a_run_that_stopped_for_another_limit_says_so() -> None:
     until = until_clear()
-    design = planned(blocks=6, until=until, gate=make_gate(0.05, planned(blocks=6, until=until)))
+    design = planned(blocks=6, until=until, gate=make_gate(0.05, until))
     assert gate.unplanned(design, ("tpot_ms_p50",), 0.05) == []
     assert gate.unplanned(design, ("tpot_ms_p50",), 0.02)[1:] == [
         "it ended when its stopping rule had enough for the former",

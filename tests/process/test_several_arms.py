@@ -22,8 +22,8 @@ from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.plan.orders import orders
 from overlap_bench.harness.report import formats, html
 from overlap_bench.harness.run import hosts, preflight, session
-from overlap_bench.harness.run.blocks import arms_in_order
 from overlap_bench.harness.run.patched import Patches
+from overlap_bench.harness.run.trial import arms_in_order
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
 from overlap_bench.harness.store.tables import read_block
 from overlap_bench.harness.studies import gate

@@ -66,7 +66,11 @@ MODULES = {
 
 def imports(module: str) -> Iterator[str]:
     """The modules that a module imports, wherever in it the import stands."""
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+    yield from imported_by(ast.parse(MODULES[module].read_text()))
+
+
+def imported_by(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             source = str(node.module).removeprefix("overlap_bench.")
             for name in node.names:
@@ -132,6 +136,24 @@ def test_no_file_is_part_of_a_circle() -> None:
         TopologicalSorter(IMPORTS).prepare()
     except CycleError as error:
         raise AssertionError(f"circle: {' -> '.join(error.args[1])}") from None
+
+
+def test_a_run_imports_what_a_run_needs() -> None:
+    """Not what shows other results, nor what only refs, patches, clusters, traces or gates need."""
+    found: set[str] = set()
+    new = {f"harness.{each}" for each in ("cli.app", "cli.measure", "cli.progress", "report.formats")}
+    new.add("harness.studies.measure")
+    while new:
+        found |= new
+        new = {other for module in new for other in at_once(module)} - found
+    assert len(found) <= 84, sorted(found)
+
+
+def at_once(module: str) -> Iterator[str]:
+    """The modules of harness/ that it imports as it is imported itself."""
+    body = ast.parse(MODULES[module].read_text()).body
+    found = imported_by(ast.Module([each for each in body if isinstance(each, ast.ImportFrom)], []))
+    return (each for each in found if each.startswith("harness."))
 
 
 def test_what_is_installed_calls_itself_by_a_name_that_no_project_has() -> None:

@@ -34,13 +34,12 @@ import msgspec
 from overlap_bench.engines import api
 from overlap_bench.harness.common.signals import ENDING, undisturbed
 from overlap_bench.harness.metrics.block import Values
-from overlap_bench.harness.run.blocks import stored_table
 from overlap_bench.harness.run.cluster import node
 from overlap_bench.harness.run.cluster.node import Measured
 from overlap_bench.harness.run.cluster.places import LOOK_S, RESOURCE, Lookout, Places
 from overlap_bench.harness.run.events import BlockBegun, BlockDone, NodeDone, Observer, Said
 from overlap_bench.harness.run.hosts import RunFailed
-from overlap_bench.harness.store.block import Block, Unkept
+from overlap_bench.harness.store.block import Block, Unkept, stored_table
 from overlap_bench.harness.store.manifest import Manifest, Repeat, write_manifest
 from overlap_bench.harness.store.tables import TABLES, finished_blocks, write_packed
 
@@ -78,7 +77,7 @@ def measure(
     nodes_at_once: int | None = None,
     task: Task = on_this_node,
 ) -> Blocks:
-    """As run.blocks.measure, on the nodes of a cluster that is joined for these runs alone."""
+    """As studies.measure.trials, on the nodes of a cluster that is joined for these runs alone."""
     with joined(address, nodes_at_once, task) as source:
         yield from source(runs, observe)
 

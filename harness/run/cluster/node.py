@@ -14,11 +14,10 @@ from overlap_bench.harness.common import machine
 from overlap_bench.harness.common.differences import difference
 from overlap_bench.harness.common.machine import Machine
 from overlap_bench.harness.metrics.block import Values, of_block
-from overlap_bench.harness.run import blocks
+from overlap_bench.harness.run import first_boots, trial
 from overlap_bench.harness.run.events import Event, Said
 from overlap_bench.harness.run.hosts import spec_of
-from overlap_bench.harness.run.overlay import checked_out
-from overlap_bench.harness.run.session import Session
+from overlap_bench.harness.run.session import Session, checked_out
 from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.manifest import Manifest, check_same_data
 from overlap_bench.harness.store.tables import packed
@@ -46,8 +45,8 @@ class Measured:
 def measure(asked: Sequence[bytes], number: int, node: str, warm: Collection[str]) -> Measured:
     """Measure a block of the runs whose manifests are `asked`, on this machine, which is called `node`. Where
     it is not one of the `warm`, its first boots are thrown away, as everywhere. Raises BadSetting where it
-    can't measure what the runs are made of, and as run.blocks.measure does; in each case no process is left.
-    """
+    can't measure what the runs are made of, and as studies.measure.trials does; in each case no process is
+    left."""
     began = time.monotonic()
     said: list[str] = []
 
@@ -62,9 +61,9 @@ def measure(asked: Sequence[bytes], number: int, node: str, warm: Collection[str
             check(manifest, machine.code(), machine.versions())
         with checked_out(manifests[0].design) as trees, Session(trees.places) as session:
             if number == -1 or node not in warm:
-                manifests = blocks.discarded(session, trees, manifests, 0, observe)
+                manifests = first_boots.measure(session, trees, manifests, 0, observe)
             if number >= 0:
-                tables = blocks.one_block(session, manifests, number, observe, lambda measured: None)
+                tables = trial.measure(session, manifests, number, observe, lambda measured: None)
     except api.EngineError as error:
         error.args = (f"on the node {node}: {error}",)
         raise
@@ -77,7 +76,7 @@ def measure(asked: Sequence[bytes], number: int, node: str, warm: Collection[str
         tables=[*map(packed, tables)],
         values=[values_of(manifests[run], Block(number, each)) for run, each in enumerate(tables)],
         seconds=time.monotonic() - began,
-        stolen=blocks.stolen(tables) if tables else 0.0,
+        stolen=trial.stolen(tables) if tables else 0.0,
         said=said,
     )
 

@@ -17,11 +17,12 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.values import block_values
 from overlap_bench.harness.common.machine import Code
-from overlap_bench.harness.run import blocks
+from overlap_bench.harness.run import first_boots
 from overlap_bench.harness.run.cluster import driver, node
 from overlap_bench.harness.run.cluster.places import HEAD_S, RESOURCE, Lookout, Places, places
 from overlap_bench.harness.run.events import Event, Said
 from overlap_bench.harness.run.hosts import RunFailed
+from overlap_bench.harness.store.block import stored_block
 from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
 from overlap_bench.harness.store.tables import TABLES, packed, write_block, write_packed
@@ -75,11 +76,11 @@ def test_a_node_whose_engine_has_another_device_is_refused(other: dict[str, str]
     plan = manifest()
     there = described()
     on_it = dict.fromkeys(plan.descriptions, SimpleNamespace(description=there))
-    assert blocks.described(plan, cast(Any, on_it)).descriptions.keys() == plan.descriptions.keys()
+    assert first_boots.described(plan, cast(Any, on_it)).descriptions.keys() == plan.descriptions.keys()
     there = msgspec.structs.replace(there, device={**there.device, **other})
     on_it = dict.fromkeys(plan.descriptions, SimpleNamespace(description=there))
     with pytest.raises(StoreError, match="began with another engine in before: device"):
-        blocks.described(plan, cast(Any, on_it))
+        first_boots.described(plan, cast(Any, on_it))
 
 
 class RayError(Exception):
@@ -317,7 +318,7 @@ def measured(tpot_ms: float) -> node.Measured:
 def test_what_a_node_makes_of_a_block_is_what_is_made_of_its_files(tmp_path: Path) -> None:
     sent = measured(4.0)
     write_packed(tmp_path, 0, sent.tables[0])
-    read = block_values(manifest().design, blocks.stored_block(tmp_path, 0))
+    read = block_values(manifest().design, stored_block(tmp_path, 0))
     for arm, values in sent.values[0].items():
         assert values == pytest.approx(read[arm], rel=0, abs=0, nan_ok=True)
     assert sent.values[0]["before"]["tpot_ms_p50"] == pytest.approx(4.0)

@@ -10,13 +10,13 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.design import Arm, Ref
 from overlap_bench.harness.run.differing import differing, files_in
+from overlap_bench.harness.run.first_boots import may_run_different_code
 from overlap_bench.harness.run.watch import (
     BOOTING,
     SERVING,
     Seen,
     Watch,
     changed_code,
-    to_be_watched,
     top_level,
 )
 from overlap_bench.harness.run.watcher import sitecustomize
@@ -165,7 +165,8 @@ def test_arms_that_may_run_different_code_are_watched() -> None:
         )
 
     def watched(before: Arm, after: Arm, **more: object) -> bool:
-        return to_be_watched(msgspec.structs.replace(manifest().design, arms=(before, after), **more))
+        design = msgspec.structs.replace(manifest().design, arms=(before, after), **more)
+        return may_run_different_code(design)
 
     ref = Ref(repository="/r", name="main", commit="abc")
     serves = "python -m vllm.entrypoints.openai.api_server --port {port}"

@@ -135,7 +135,7 @@ def test_precision_looks_at_the_width_alone() -> None:
 
 def test_a_gate_stops_once_it_passes_or_fails(decided: Until) -> None:
     plan = design(decided)
-    plan = msgspec.structs.replace(plan, gate=make_gate(0.02, plan))
+    plan = msgspec.structs.replace(plan, gate=make_gate(0.02, plan.until))
     assert reason_to_stop(plan, changed(*CLEAR)) == "decided at 6 of at most 20 trials: the gate says fail"
     harmless = [0.010, 0.011, 0.009, 0.010, 0.011, 0.009]  # a change for sure, and within the limit
     assert reason_to_stop(plan, changed(*harmless)) == "decided at 6 of at most 20 trials: the gate says pass"

@@ -15,11 +15,11 @@ from overlap_bench.harness.analysis.rule import enough
 from overlap_bench.harness.analysis.values import block_values
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.design import Design, Gate
-from overlap_bench.harness.run.blocks import warmup
-from overlap_bench.harness.run.forecast import Costs, block_seconds, costs, sized
+from overlap_bench.harness.run.events import BlockDone
+from overlap_bench.harness.run.forecast import Clock, Costs, NoTime, block_seconds, costs, sized
+from overlap_bench.harness.run.trial import warmup
 from overlap_bench.harness.stats.stopping import until_clear, until_decided
 from overlap_bench.harness.store.block import Block
-from overlap_bench.harness.studies import measure
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.made_blocks import blocks, manifest
 
@@ -64,20 +64,21 @@ def test_a_run_ends_when_another_block_as_long_as_the_longest_would_not_fit(
 ) -> None:
     ticks = iter([sum(seconds[:done]) for done in range(len(seconds) + 1)])
     monkeypatch.setattr(time, "monotonic", lambda: next(ticks))
-    clock, done = measure._Clock(), 0
-    clock.boots_done()
+    design = manifest(max_minutes=minutes).design
+    clock, done = Clock(design, 0, lambda event: None), 0
+    clock.hear(BlockDone(-1, seconds[0]))
     for _ in seconds[1:]:
         clock.block_done()
         done += 1
-        if clock.is_up(minutes):
+        if clock.is_up():
             break
     assert done == wanted
 
 
-def clock_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> measure._Clock:
+def clock_after(seconds: float, monkeypatch: pytest.MonkeyPatch, design: Design, kept: int = 0) -> Clock:
     """One that began so long ago."""
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
-    clock = measure._Clock()
+    clock = Clock(design, kept, lambda event: None)
     monkeypatch.setattr(time, "monotonic", lambda: seconds)
     return clock
 
@@ -102,7 +103,7 @@ def test_how_many_blocks_fit_is_said_beforehand(
     minutes: float, kept: int, asked: dict[str, Any], blocks: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     design = manifest(**{"blocks": 100, "max_minutes": minutes, **asked}).design
-    found, told = clock_after(60.0, monkeypatch).forecast(design, kept, 60.0)
+    found, told = clock_after(60.0, monkeypatch, design, kept).forecast(60.0)
     assert found == blocks
     assert said in told
 
@@ -129,12 +130,11 @@ def test_a_time_in_which_no_verdict_is_possible_is_refused_with_one_in_which_it_
     minutes: float, asked: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     design = manifest(**{"blocks": 100, "max_minutes": minutes, **asked}).design
-    clock = clock_after(60.0, monkeypatch)
-    with pytest.raises(measure.NoTime) as refused:
-        clock.forecast(design, 0, 60.0)
+    with pytest.raises(NoTime) as refused:
+        clock_after(60.0, monkeypatch, design).forecast(60.0)
     assert fnmatch(str(refused.value), said)
     enough = replace(design, max_minutes=float(str(refused.value).rpartition(" ")[2]))
-    assert clock.forecast(enough, 0, 60.0)[0] >= design.fewest_judged
+    assert clock_after(60.0, monkeypatch, enough).forecast(60.0)[0] >= design.fewest_judged
 
 
 REQUESTS = pd.DataFrame(
