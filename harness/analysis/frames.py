@@ -67,18 +67,9 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "digest": Column("text", "", "of the output's token ids, or its text: equal where the outputs are"),
         "error": Column("text", "", '"" for a request that was served'),
         **{
-            f"{name}_ms": Column("float64", "ms", f"{what}; NaN where it failed or one end did not happen")
-            for name, what in {
-                "submit_lag": "max(0, sent - scheduled)",
-                "add_request": "submitted - sent",
-                "tokenize": "tokenized - accepted",
-                "queue_wait": "admitted - tokenized",
-                "prefill_first": "first token in the engine - admitted",
-                "ttft": "first chunk - sent",
-                "ttft_scheduled": "first chunk - scheduled",
-                "tpot": "(last chunk - first chunk) / (completion tokens - 1), of more than one token",
-                "latency": "finished - sent",
-            }.items()
+            name: Column("float64", "ms", f"{times.what}; NaN where it failed or one end did not happen")
+            for name, times in definitions.TIMES.items()
+            if times.what
         },
     },
     "steps": {

@@ -10,10 +10,11 @@ import pytest
 
 from overlap_bench.engines import api
 from overlap_bench.harness.metrics import boot, definitions
-from overlap_bench.harness.metrics.requests import mean_decoding
+from overlap_bench.harness.metrics.requests import gaps_ms, mean_decoding
 from overlap_bench.harness.run import load_generator, records
 from overlap_bench.harness.run.messages import RunRound
 from overlap_bench.harness.workload.plan import Planned
+from tests.support.made_blocks import result, shown
 
 MS = 1_000_000
 NOTHING = pd.DataFrame()
@@ -183,6 +184,23 @@ def test_throughput_is_over_the_wall_time_of_all_rounds() -> None:
     assert values["throughput_tok_s"] == pytest.approx(15 / 0.5)
     assert values["throughput_total_tok_s"] == pytest.approx(24 / 0.5)
     assert values["throughput_req_s"] == pytest.approx(3 / 0.5)
+
+
+def test_a_stamp_that_is_not_known_makes_no_gap() -> None:
+    stamps = pd.Series([np.array([1, -1, 9]), np.array([2, 5, -1, 8, 9]), np.array([4])], dtype=object)
+    assert gaps_ms(stamps * MS).tolist() == [3, 1]
+    assert gaps_ms(pd.Series([np.empty(0, np.int64)], dtype=object)).size == 0
+
+
+def test_a_row_is_all_that_a_metric_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made, compared, printed and in the frames of a run, and nothing else has to know of it."""
+    longest = definitions.Metric(
+        "longest_prompt", "tokens", shown=True, of_boot=lambda boot: boot.requests["prompt_tokens"].max()
+    )
+    monkeypatch.setitem(definitions.METRICS, longest.name, longest)
+    assert measured(request(prompt_tokens=7), request())[longest.name] == 7
+    assert result().comparisons[0].metrics[longest.name].change == 0
+    assert longest.name in shown(result(), 120)
 
 
 def test_peak_concurrency_counts_a_successor_once() -> None:
