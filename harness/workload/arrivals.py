@@ -1,11 +1,12 @@
-"""When requests are due. A kind of arrival is one function and one line in ARRIVALS."""
+"""When requests are due. To add a kind of arrival, add a function and a line in ARRIVALS here: what checks
+it, and what offers it, read them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from overlap_bench.engines.api import BadSetting
 from overlap_bench.harness.workload import traces
@@ -13,8 +14,7 @@ from overlap_bench.harness.workload import traces
 if TYPE_CHECKING:
     import numpy as np
 
-    from overlap_bench.harness.workload.workload import Workload
-
+Workload = Any  # of workload.py, which reads ARRIVALS for its help, and so can't be named here
 UNTIMED = -1  # due after something that happens in the round: a request was sent, a place became free
 SCHEDULES = ("absolute", "relative")
 NS_PER_S = 1e9
@@ -71,7 +71,8 @@ def rates(workload: Workload) -> np.ndarray:
     start, count = parse_ramp(workload.ramp_up)
     last = (count or workload.num_requests) - 1
     progress = np.minimum(1.0, np.arange(workload.num_requests) / max(1, last))
-    return start + (workload.rate - start) * progress
+    grown: np.ndarray = start + (workload.rate - start) * progress
+    return grown
 
 
 def parse_ramp(text: str) -> tuple[float, int | None]:
@@ -119,4 +120,11 @@ ARRIVALS: Mapping[str, Arrival] = {
     "closed": Arrival(("concurrency",), closed, ("concurrency",), open_loop=False),
     "trace": Arrival(("trace", "trace_scale", "rate"), trace, ("trace",)),
 }
+
+
+def using(option: str) -> str:
+    """The arrivals that look at a timing option."""
+    return " or ".join(name for name, arrival in ARRIVALS.items() if option in arrival.options)
+
+
 TIMING_OPTIONS = sorted({option for arrival in ARRIVALS.values() for option in arrival.options})
