@@ -204,6 +204,15 @@ ROWS: tuple[Metric | Times, ...] = (
     Metric("goodput_req_s", "req/s", "higher", shown=True, of_boot=goodput),
     # Most requests in flight at the client at one time, from send to end; failed ones are in flight too.
     Metric("peak_concurrency", "requests", "", of_boot=lambda boot: boot.in_flight.max()),
+    # In flight, mean over the same time as throughput: SGLang's "Concurrency", of requests that were served.
+    Metric(
+        "mean_concurrency",
+        "requests",
+        "",
+        of_boot=lambda boot: (
+            boot.times["latency_ms"].mean(skipna=False) / 1e3 * len(boot.served) / boot.seconds
+        ),
+    ),
     Metric(
         "failed_requests",
         "requests",

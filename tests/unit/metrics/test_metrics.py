@@ -211,6 +211,15 @@ def test_peak_concurrency_counts_a_successor_once() -> None:
     assert measured(one, after, beside)["peak_concurrency"] == 2
 
 
+def test_mean_concurrency_is_the_time_in_flight_over_that_of_the_rounds() -> None:
+    """As SGLang's bench_serving has it: the sum of latencies over the duration."""
+    apart, beside = request(sent_ns=100, finished_ns=150), request(sent_ns=200, finished_ns=300)
+    failed = request(sent_ns=100, finished_ns=300, error="gone")
+    assert measured(apart, beside, beside, failed)["mean_concurrency"] == pytest.approx((50 + 2 * 100) / 200)
+    assert math.isnan(measured(failed)["mean_concurrency"])
+    assert math.isnan(measured(apart, beside | {"finished_ns": -1})["mean_concurrency"])  # of an import
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Records
 
