@@ -132,6 +132,7 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
 STAMPS = {
     "accepted_ns": "the engine took it in",
     "tokenized_ns": "the engine had its tokens",
+    "queued_ns": "the scheduler had it in its queue",
     "admitted_ns": "it was scheduled for its first prefill",
 }
 
@@ -158,6 +159,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     sent_ns: int = -1
     submitted_ns: int = -1
     arrived_ns: int = -1
+    queued_ns: int = -1
 
 
 class Error(msgspec.Struct, frozen=True, array_like=True, tag="e"):

@@ -237,6 +237,11 @@ ROWS: tuple[Metric | Times, ...] = (
         can_be_zero=True,
         shown=("p50",),
     ),
+    # The two parts of queue_wait: the way from the tokenizer to the scheduler, be it another thread's,
+    # another process's or that of a loop with a step in front of it; and the wait in its queue, as vLLM's
+    # request_queue_time_seconds has it.
+    Times("to_queue_ms", "queued - tokenized", between("tokenized", "queued"), can_be_zero=True),
+    Times("in_queue_ms", "admitted - queued", between("queued", "admitted"), can_be_zero=True),
     Times("prefill_first_ms", "first token in the engine - admitted", between("admitted", "first_token")),
     # Device time and exposed host time of a decode step, both at the first arm's batch mix (steps_matched).
     Metric(MATCHED[0], "ms", shown=True, of_rounds=lambda steps: steps.device + steps.host),

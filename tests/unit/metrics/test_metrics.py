@@ -28,6 +28,7 @@ def request(**columns: object) -> dict[str, object]:
         "submitted_ns": 104,
         "accepted_ns": 105,
         "tokenized_ns": 107,
+        "queued_ns": 110,
         "admitted_ns": 111,
         "chunk_ns": [120, 140, 164],
         "token_ns": [118, 128, 138, 150, 162],
@@ -71,6 +72,8 @@ def measured(*requests: dict[str, object]) -> dict[str, float]:
         ("add_request_ms_mean", 1.0),
         ("tokenize_ms_mean", 2.0),
         ("queue_wait_ms_mean", 4.0),
+        ("to_queue_ms_mean", 3.0),
+        ("in_queue_ms_mean", 1.0),
         ("prefill_first_ms_mean", 7.0),  # 118 - 111
         ("ttft_ms_mean", 17.0),  # 120 - 103
         ("ttft_scheduled_ms_mean", 20.0),
@@ -164,6 +167,10 @@ def test_what_an_engine_does_not_say_is_not_a_sample() -> None:
     values = measured(silent)
     for name in ("tokenize_ms_p50", "queue_wait_ms_p50", "prefill_first_ms_p50", "itl_token_ms_p50"):
         assert math.isnan(values[name])
+    older = request()
+    del older["queued_ns"]  # as runs stored it before there was such a stamp
+    assert math.isnan(measured(older)["in_queue_ms_p50"])
+    assert measured(older)["queue_wait_ms_p50"] == pytest.approx(4)
     assert values["ttft_ms_p50"] == pytest.approx(17)
 
 
@@ -278,6 +285,7 @@ def test_requests_frame_is_what_the_round_saw() -> None:
         "submitted_ns": 52,
         "accepted_ns": 55,
         "tokenized_ns": 56,
+        "queued_ns": -1,
         "admitted_ns": 57,
         "finished_ns": 70,
         "reason": "length",
