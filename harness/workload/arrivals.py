@@ -50,10 +50,20 @@ def gamma(workload: Workload, random: np.random.Generator) -> list[int]:
     Unlike there, the first request is due at once, and a round is not stretched to last exactly
     num_requests/rate: both arms get the same arrivals, so luck with the rate cancels between them.
     """
+    gaps = random.standard_gamma(workload.burstiness, workload.num_requests - 1) / workload.burstiness
+    return _after(gaps / rates(workload)[1:])
+
+
+def constant(workload: Workload, random: np.random.Generator) -> list[int]:
+    """Evenly at `rate`, be it one that grows: the "constant" of GuideLLM and AIPerf, and the limit of vLLM's
+    burstiness where it is large."""
+    return _after(1 / rates(workload)[1:])
+
+
+def _after(intervals: np.ndarray) -> list[int]:
+    """Due times from the intervals between them, s."""
     import numpy as np
 
-    gaps = workload.num_requests - 1
-    intervals = random.standard_gamma(workload.burstiness, gaps) / workload.burstiness / rates(workload)[1:]
     return [0, *np.cumsum(intervals * NS_PER_S).round().astype(np.int64).tolist()]
 
 
@@ -116,6 +126,7 @@ ARRIVALS: Mapping[str, Arrival] = {
     "fixed": Arrival(("interval_ms", "arrival_schedule"), fixed),
     "poisson": Arrival(("rate", "ramp_up"), gamma, ("rate",)),
     "gamma": Arrival(("rate", "burstiness", "ramp_up"), gamma, ("rate",)),
+    "constant": Arrival(("rate", "ramp_up"), constant, ("rate",)),
     "burst": Arrival((), burst, open_loop=False),
     "closed": Arrival(("concurrency",), closed, ("concurrency",), open_loop=False),
     "trace": Arrival(("trace", "trace_scale", "rate"), trace, ("trace",)),
