@@ -36,6 +36,7 @@ from __future__ import annotations
 from overlap_bench.engines.api.contract import (
     DEVICE_KEYS,
     MODEL_KEYS,
+    STAMPS,
     Chunk,
     Description,
     Engine,
@@ -88,6 +89,7 @@ __all__ = [
     "DEVICE_KEYS",
     "MODEL_KEYS",
     "PHASES",
+    "STAMPS",
     "STEP_COLUMNS",
     "STEP_KINDS",
     "TURN_COLUMNS",

@@ -126,28 +126,40 @@ class Score(msgspec.Struct, frozen=True, array_like=True):
     greedy: bool  # whether it is also the most likely token
 
 
+# What an engine stamps of a request, in the order in which it happens: fields of Finish, each -1 where an
+# engine can't tell. To add one, add it here and, with a default of -1 and last, there: it is then recorded,
+# checked and stored, and a metric may begin or end with it.
+STAMPS = {
+    "accepted_ns": "the engine took it in",
+    "tokenized_ns": "the engine had its tokens",
+    "queued_ns": "the scheduler had it in its queue",
+    "admitted_ns": "it was scheduled for its first prefill",
+}
+
+
 class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """The end of one request; comes after its last chunk, once.
 
-    Its stamps and `token_ns` are each -1 or in chronological order, after the request was sent and
+    Its STAMPS and `token_ns` are each -1 or in chronological order, after the request was sent and
     before this arrives. A request whose records break that, whose tokens are not `completion_tokens`, or that
     ends cancelled when nobody cancelled it, counts as failed.
 
-    The last three are for an engine that is itself the client of a server, as in Chunk: just before and just
-    after the call that sent the request, and the arrival of the last byte.
+    sent_ns, submitted_ns and arrived_ns are for an engine that is itself the client of a server, as in Chunk:
+    just before and just after the call that sent the request, and the arrival of the last byte.
     """
 
     id: int
     reason: str  # "length", "eos", "stop", "cancelled"
     prompt_tokens: int
     completion_tokens: int  # as many as its chunks held
-    accepted_ns: int  # the engine read the request
-    tokenized_ns: int  # its prompt was token ids
-    admitted_ns: int  # the scheduler gave it a place in a prefill
+    accepted_ns: int
+    tokenized_ns: int
+    admitted_ns: int
     scores: list[Score] = []  # of its forced tokens, in their order
     sent_ns: int = -1
     submitted_ns: int = -1
     arrived_ns: int = -1
+    queued_ns: int = -1
 
 
 class Error(msgspec.Struct, frozen=True, array_like=True, tag="e"):

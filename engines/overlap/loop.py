@@ -15,7 +15,7 @@ from time import perf_counter_ns
 
 import msgspec
 
-from overlap_bench.engines.api import Finish
+from overlap_bench.engines.api import STAMPS, Finish
 from overlap_bench.engines.output import Opening, Produced
 from overlap_bench.engines.overlap.batch import Batch
 from overlap_bench.engines.overlap.plant import Plant
@@ -214,8 +214,6 @@ def finish_event(active: Active) -> Finish:
         reason=active.finish_reason,
         prompt_tokens=len(active.prompt),
         completion_tokens=len(active.tokens),
-        accepted_ns=active.accepted_ns,
-        tokenized_ns=active.tokenized_ns,
-        admitted_ns=active.admitted_ns,
         scores=active.scores,
+        **{name: getattr(active, name, -1) for name in STAMPS},
     )

@@ -23,6 +23,7 @@ class Active:
     prompt: list[int]
     accepted_ns: int
     tokenized_ns: int
+    queued_ns: int = -1
     admitted_ns: int = -1
     slot: int = NO_SLOT  # its place in the future map and in the table of block tables
     blocks: list[int] = field(default_factory=list)

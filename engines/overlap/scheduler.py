@@ -86,6 +86,7 @@ class Scheduler:
         return not self.waiting and not self.running
 
     def add(self, request: Active) -> None:
+        request.queued_ns = perf_counter_ns()
         self.waiting.append(request)
         self._live[request.request.id] = request
 

@@ -283,11 +283,12 @@ class Active:
     check: Callable[[Any], None]  # of its first output that has tokens
     count: int = 0  # tokens
     prompt_tokens: int = -1
+    queued_ns: int = -1
     admitted_ns: int = -1
 
     def events(self, output: RequestOutput) -> list[api.Event]:
         """One more output of vLLM as events. With its statistics on (option recorder), it tells when the
-        request was scheduled and when the first token was there, but nothing of the other tokens."""
+        request was queued, when scheduled and when the first token was there, but nothing of the others."""
         (completion,) = output.outputs
         tokens = list(completion.token_ids)
         if tokens and not self.count:
@@ -295,6 +296,7 @@ class Active:
         self.prompt_tokens = len(output.prompt_token_ids or ())
         stamps = []
         if output.metrics is not None:
+            self.queued_ns = _ns(output.metrics.queued_ts)
             self.admitted_ns = _ns(output.metrics.scheduled_ts)
             if not self.count and len(tokens) == 1:
                 stamps = [_ns(output.metrics.first_token_ts)]
@@ -317,6 +319,7 @@ class Active:
             self.accepted_ns,
             tokenized,
             self.admitted_ns,
+            queued_ns=self.queued_ns,
         )
 
 

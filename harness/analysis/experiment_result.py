@@ -312,7 +312,7 @@ def _of_described(claim: Claim, run: Finished) -> list[Warning]:
 def _few_requests(claim: Claim, run: Finished) -> list[Warning]:
     """Warn that a high percentile is made of few requests. It is made per boot: more boots do not help."""
     name, _, level = claim.change.rpartition("_p")
-    needed = tail.NEEDED_SAMPLES.get(int(level)) if name in definitions.DISTRIBUTIONS else None
+    needed = tail.NEEDED_SAMPLES.get(int(level)) if name in definitions.TIMES else None
     if needed is None or name.startswith(("itl", "client_lag")):  # these have many samples a request
         return []
     requests = [block.of(arm, "requests") for block in run.blocks for arm in (claim.before, claim.arm)]

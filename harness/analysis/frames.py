@@ -53,9 +53,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "scheduled_ns": Column("int64", "ns", f"when it was due; {STAMP}"),
         "sent_ns": Column("int64", "ns", "the client began to send"),
         "submitted_ns": Column("int64", "ns", "the client had sent"),
-        "accepted_ns": Column("int64", "ns", "the engine took it in"),
-        "tokenized_ns": Column("int64", "ns", "the engine had its tokens"),
-        "admitted_ns": Column("int64", "ns", "it was scheduled for its first prefill"),
+        **{name: Column("int64", "ns", what) for name, what in api.STAMPS.items()},
         "chunk_ns": Column("list", "ns", "arrival of each chunk at the client"),
         "chunk_tokens": Column("list", "tokens", "in each chunk; -1 where a server does not say"),
         "chunk_lag_ns": Column("list", "ns", "from a chunk's arrival to its reading; -1 where not known"),
@@ -67,18 +65,9 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "digest": Column("text", "", "of the output's token ids, or its text: equal where the outputs are"),
         "error": Column("text", "", '"" for a request that was served'),
         **{
-            f"{name}_ms": Column("float64", "ms", f"{what}; NaN where it failed or one end did not happen")
-            for name, what in {
-                "submit_lag": "max(0, sent - scheduled)",
-                "add_request": "submitted - sent",
-                "tokenize": "tokenized - accepted",
-                "queue_wait": "admitted - tokenized",
-                "prefill_first": "first token in the engine - admitted",
-                "ttft": "first chunk - sent",
-                "ttft_scheduled": "first chunk - scheduled",
-                "tpot": "(last chunk - first chunk) / (completion tokens - 1), of more than one token",
-                "latency": "finished - sent",
-            }.items()
+            name: Column("float64", "ms", f"{times.what}; NaN where it failed or one end did not happen")
+            for name, times in definitions.TIMES.items()
+            if times.what
         },
     },
     "steps": {

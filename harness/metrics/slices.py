@@ -7,6 +7,8 @@ for longer than a turn meets both, and cancels in their ratio.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
@@ -14,13 +16,11 @@ from overlap_bench.engines.api import PHASES
 from overlap_bench.harness.metrics.arrays import Floats
 from overlap_bench.harness.metrics.attribution import PARTS
 from overlap_bench.harness.metrics.definitions import (
-    DRAINED,
-    IN_TURNS,
+    METRICS,
     NS_PER_MS,
     NS_PER_US,
-    SLICED_MEAN,
+    PHASES_IN_TURNS,
     UNDISTURBED,
-    phase_in_turns,
 )
 
 TRIMMED = 0.2  # of the pairs, at each end: a rare stall of tens of ms must not decide
@@ -154,70 +154,80 @@ def calm_enough(turns: pd.DataFrame, before: str, after: str) -> bool:
     return len(undisturbed(pairs)) >= max(min(FEWEST_PAIRS, len(pairs)), ENOUGH * len(pairs))
 
 
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The decode steps of an arm in turns, and of the first arm: what the metrics `of_turns` are made of."""
+
+    first: pd.DataFrame  # decode_slices
+    own: pd.DataFrame
+    pairs: pd.DataFrame  # of both; of the first arm with itself
+
+    @property
+    def step(self) -> float:
+        """The first arm's interval, ms: trimmed mean of logarithms."""
+        return _middle(self.first["interval_ns"]) / NS_PER_MS
+
+    @property
+    def ratio(self) -> float:
+        """By what a pair's intervals differ: trimmed mean of logarithms."""
+        return _middle(self.pairs["interval_ns_after"] / self.pairs["interval_ns_before"])
+
+    @property
+    def host(self) -> float:
+        """What the change of exposed host time (interval - device) adds: trimmed mean over pairs, as a share
+        of the first arm's interval; NaN where device times are not known."""
+        if self.own is self.first:
+            return 0.0
+        known = (self.pairs[["device_ns_before", "device_ns_after"]] >= 0).all(axis=None)
+        after = self.pairs["interval_ns_after"] - self.pairs["device_ns_after"]
+        more = after - (self.pairs["interval_ns_before"] - self.pairs["device_ns_before"])
+        return trimmed(more / self.pairs["interval_ns_before"]) if known else np.nan
+
+    @property
+    def mean(self) -> float:
+        """The first arm's interval, ms, times what a pair's differ by, each a plain mean."""
+        ratio = self.pairs["interval_ns_after"].mean() / self.pairs["interval_ns_before"].mean()
+        return float(self.first["interval_ns"].mean()) / NS_PER_MS * float(ratio)
+
+    @property
+    def drained(self) -> float:
+        """What a step more takes, ms, counted until everything is finished: the difference of a long turn and
+        a short one, by the number of steps between them. What a turn costs besides, filling and draining, is
+        in both; what a step leaves to be done at the end of its turn is not. NaN without turns of two
+        lengths."""
+        took = (self.own["turn_ns"] * self.own["steps"]).groupby(self.own["steps"]).agg(trimmed)
+        if len(took) < 2:
+            return np.nan
+        short, long = took.index.min(), took.index.max()
+        return float((took[long] - took[short]) / (long - short)) / NS_PER_MS
+
+    def phase_us(self, phase: str) -> float:
+        """What a phase took in a step of the first arm, us, the trimmed mean over turns, times what it
+        differs by in the pairs that have it in both; NaN where there are none."""
+        before, after = (self.pairs.get(f"{PHASE}{phase}_{side}") for side in ("before", "after"))
+        if before is None or after is None:
+            return np.nan
+        took, ratios = self.first[f"{PHASE}{phase}"].dropna(), (after / before)[(before > 0) & (after > 0)]
+        return trimmed(took) / NS_PER_US * _middle(ratios) if len(took) and len(ratios) else np.nan
+
+
 def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, float], ...]:
-    """The decode step of each arm in turns, ms: IN_TURNS, SLICED_MEAN and DRAINED. NaN where
-    too few pairs are left.
-
-    decode_step_ms              of the first arm, the trimmed mean (of logarithms) of its slices' intervals;
-                                of another, that times the trimmed mean (of logarithms) of the ratios of its
-                                pairs with the first. So the change between two arms is that of their pairs.
-    decode_step_ms_host         the first arm's, and what the arm's own exposed host time (interval - device)
-                                adds to it: trimmed mean over pairs, as a share of the first arm's interval
-    decode_step_ms_device       the rest of the change: as shares of the first arm's step, both add up to it
-    decode_step_ms_untrimmed    of the first arm, the plain mean of its slices' intervals; of another, that
-                                times the ratio of both means over their pairs. A rare long step is in it
-    decode_step_ms_drained      see `drained`
-    decode_phase_..._us         a phase, us: as decode_step_ms, with its own time in place of the interval
-    turns_undisturbed           the share of pairs in which nothing else used the cores. Where they are enough
-                                (`deciding`), all that is of pairs is of these
-    """
-    own, *theirs = map(decode_slices, (before, *others))
+    """The metrics of each arm `of_turns`, and UNDISTURBED. Where the undisturbed pairs are enough
+    (`deciding`), all is made of these. NaN, and no phases, where too few pairs are left."""
+    arms = [*map(decode_slices, (before, *others))]
+    own, *theirs = arms
     paired = [pair(own, each) for each in theirs]
+    made = {name: each.of_turns for name, each in METRICS.items() if each.of_turns}
     if not all(kept(pairs, own, each) >= KEPT for pairs, each in zip(paired, theirs, strict=True)):
-        return tuple(dict.fromkeys((*IN_TURNS, SLICED_MEAN, DRAINED), np.nan) for _ in (before, *others))
+        return tuple({name: np.nan for name in made if name not in PHASES_IN_TURNS} for _ in arms)
     shares = [len(undisturbed(pairs)) / len(pairs) for pairs in paired]
-    own, *theirs = map(deciding, (own, *theirs))
-    first = _middle(own["interval_ns"]) / NS_PER_MS
-    mean = float(own["interval_ns"].mean()) / NS_PER_MS
-    found = [{**dict.fromkeys(IN_TURNS, first), SLICED_MEAN: mean, UNDISTURBED: min(shares)}]
-    for pairs, calm in zip(map(deciding, paired), shares, strict=True):
-        ratio = _middle(pairs["interval_ns_after"] / pairs["interval_ns_before"])
-        exposed = pairs["interval_ns_after"] - pairs["device_ns_after"]
-        more = exposed - (pairs["interval_ns_before"] - pairs["device_ns_before"])
-        known = (pairs[["device_ns_before", "device_ns_after"]] >= 0).all(axis=None)
-        host = trimmed(more / pairs["interval_ns_before"]) if known else np.nan
-        parts = (ratio, 1 + host, ratio - host)
-        of_mean = float(pairs["interval_ns_after"].mean() / pairs["interval_ns_before"].mean())
-        found.append(
-            {
-                **{name: first * share for name, share in zip(IN_TURNS, parts, strict=True)},
-                SLICED_MEAN: mean * of_mean,
-                UNDISTURBED: calm,
-            }
-        )
-    for whole, values in zip((own, *theirs), found, strict=True):
-        values[DRAINED] = drained(whole)
-    for phase in PHASES:
-        middle = phase_us(own, phase)
-        found[0][phase_in_turns(phase)] = middle
-        for pairs, values in zip(map(deciding, paired), found[1:], strict=True):
-            values[phase_in_turns(phase)] = middle * _ratio(pairs, f"{PHASE}{phase}")
-    return tuple(found)
-
-
-def phase_us(whole: pd.DataFrame, phase: str) -> float:
-    """What a phase took in a step, us: the trimmed mean over turns; NaN where none has it."""
-    took = whole[f"{PHASE}{phase}"].dropna() if f"{PHASE}{phase}" in whole else ()
-    return trimmed(took) / NS_PER_US if len(took) else np.nan
-
-
-def _ratio(pairs: pd.DataFrame, column: str) -> float:
-    """After by before, over the pairs that have both; NaN where none has."""
-    before, after = f"{column}_before", f"{column}_after"
-    if not {before, after} <= set(pairs):
-        return np.nan
-    known = pairs[(pairs[before] > 0) & (pairs[after] > 0)]
-    return _middle(known[after] / known[before]) if len(known) else np.nan
+    first, *rest = map(deciding, arms)
+    both = [pair(first, first), *map(deciding, paired)]
+    turns = [Turns(first, each, pairs) for each, pairs in zip((first, *rest), both, strict=True)]
+    return tuple(
+        {**{name: make(each) for name, make in made.items()}, UNDISTURBED: calm}
+        for each, calm in zip(turns, (min(shares), *shares), strict=True)
+    )
 
 
 def parts_of_step(
@@ -258,18 +268,6 @@ def error_of_trimmed(values: pd.Series) -> float:
         return np.nan
     winsorized = np.clip(ordered, ordered[cut], ordered[len(ordered) - cut - 1])
     return float(winsorized.std(ddof=1) / ((1 - 2 * cut / len(ordered)) * len(ordered) ** 0.5))
-
-
-def drained(whole: pd.DataFrame) -> float:
-    """What a step more takes, ms, counted until everything is finished: the difference of a long turn and a
-    short one, by the number of steps between them. What a turn costs besides, filling and draining, is in
-    both; what a step leaves to be done at the end of its turn is not. NaN without turns of two lengths.
-    `whole`: decode_slices."""
-    took = (whole["turn_ns"] * whole["steps"]).groupby(whole["steps"]).agg(trimmed)
-    if len(took) < 2:
-        return np.nan
-    short, long = took.index.min(), took.index.max()
-    return float((took[long] - took[short]) / (long - short)) / NS_PER_MS
 
 
 def _middle(values: pd.Series) -> float:

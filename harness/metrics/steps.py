@@ -7,6 +7,7 @@ scheduling), its times are shared out among them: else a step of eight tokens wo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -15,13 +16,17 @@ import pandas as pd
 from overlap_bench.engines.api import PHASES
 from overlap_bench.harness.common import intervals
 from overlap_bench.harness.metrics.arrays import Floats, Int64s
-from overlap_bench.harness.metrics.definitions import (
-    NS_PER_MS,
-    NS_PER_US,
-    SAME_DEVICE,
-    SAME_HOST,
-    phase_metric,
-)
+from overlap_bench.harness.metrics.definitions import METRICS, NS_PER_MS, NS_PER_US, phase_metric
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The decode step of an arm and of the first one, at that one's batch mix, in its two parts, ms."""
+
+    device: float
+    host: float  # exposed
+    device_of_first: float
+    host_of_first: float
 
 
 def tokens_each(steps: pd.DataFrame) -> np.ndarray:
@@ -61,11 +66,6 @@ def exposed_host_us(intervals: pd.DataFrame) -> float:
     of that step, us. Zero would mean no gap between two programs; the emulated device itself needs about 80
     us of it. Gaps inside an eager step count: the device waited there too."""
     return _mean(intervals["interval_ns"] - intervals["device_ns"]) / NS_PER_US
-
-
-def step_ms(intervals: pd.DataFrame) -> float:
-    """Median of decode_intervals, ms."""
-    return float(intervals["interval_ns"].median()) / NS_PER_MS
 
 
 def round_step_ms_mean(steps: pd.DataFrame) -> float:
@@ -124,7 +124,7 @@ def _phases_ns(steps: pd.DataFrame) -> dict[str, Int64s]:
 
 
 def steps_matched(before_steps: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, float], ...]:
-    """Decode step time of each arm, ms, standardised to the before arm's batch mix: MATCHED.
+    """Decode step time of each arm, ms, standardised to the before arm's batch mix: the metrics `of_rounds`.
 
     In open loop a faster arm runs smaller batches, which flatters its steps. So: the mean step interval
     (decode_intervals) for each batch size, averaged over batch sizes with the before arm's number of steps
@@ -133,29 +133,20 @@ def steps_matched(before_steps: pd.DataFrame, *others: pd.DataFrame) -> tuple[di
     never ran is left out of all, for there is nothing to compare it with; the weights of the others stay.
     NaN for all where no batch size is shared.
 
-    round_step_ms         the step: device time + exposed host time (exposed_host_us), each matched so
-    round_step_ms_host    the before arm's device time + the arm's own exposed host time
-    round_step_ms_device  the arm's own device time + the before arm's exposed host time
-
-    The changes of the last two, as shares of the before arm's step, add up to that of the first exactly: so
-    much bookkeeping. In a serial loop, where the host waits for the device and then the device for the host,
-    round_step_ms_host is also what the step would take had the device been as fast in both arms, without the
-    noise of its clocks and neighbours. Where the host computes while the device does and is the slower of the
-    two, it is not: its exposed time is then its own less the device's, and what a device gains it seems to
-    lose (stats.md).
+    The changes of round_step_ms_host and _device, as shares of the before arm's step, add up to that of
+    round_step_ms exactly: so much bookkeeping. In a serial loop, where the host waits for the device and then
+    the device for the host, round_step_ms_host is also what the step would take had the device been as fast
+    in both arms, without the noise of its clocks and neighbours. Where the host computes while the device
+    does and is the slower of the two, it is not: its exposed time is then its own less the device's, and what
+    a device gains it seems to lose (stats.md).
     """
     arms = [decode_intervals(steps) for steps in (before_steps, *others)]
     means = matched_means(arms, ["interval_ns", "device_ns"])
     device = [float(mean["device_ns"]) / NS_PER_MS for mean in means]
     exposed = [float(mean["interval_ns"] - mean["device_ns"]) / NS_PER_MS for mean in means]
-    return tuple(
-        {
-            "round_step_ms": on_device + on_host,
-            SAME_DEVICE: device[0] + on_host,
-            SAME_HOST: on_device + exposed[0],
-        }
-        for on_device, on_host in zip(device, exposed, strict=True)
-    )
+    parts = [Steps(*own, device[0], exposed[0]) for own in zip(device, exposed, strict=True)]
+    made = {name: each.of_rounds for name, each in METRICS.items() if each.of_rounds}
+    return tuple({name: make(each) for name, make in made.items()} for each in parts)
 
 
 def matched_means(arms: Sequence[pd.DataFrame], columns: list[str]) -> list[pd.Series]:

@@ -45,24 +45,6 @@ from overlap_bench.harness.stats import paired, planning
 from overlap_bench.harness.stats.nodes import LEVEL
 from overlap_bench.harness.store.changed import listed
 
-DESCRIPTIVE = (
-    *definitions.IN_TURNS,
-    definitions.SLICED_MEAN,
-    "ttft_ms_p50",
-    "tpot_ms_p50",
-    "tpot_ms_p99",
-    "itl_token_ms_p50",
-    "itl_token_ms_p99",
-    "itl_chunk_ms_p50",
-    "itl_chunk_ms_p99",
-    "latency_ms_p50",
-    "throughput_tok_s",
-    "goodput_req_s",
-    "submit_lag_ms_p99",
-    "client_lag_ms_p99",
-    "queue_wait_ms_p50",
-    *definitions.MATCHED,
-)
 CONVENTIONS = (
     "change = after/before − 1: for times, negative is faster. Before and after are means over trials "
     "(geometric where the change is in percent); interval: {confidence}%, t over trials. Only the primary "
@@ -401,9 +383,8 @@ def chosen(comparison: Comparison) -> list[str]:
         for name, row in found.items()
         if name.startswith("phase_") and row.excludes_zero and f"decode_{name}" not in found
     ]
-    chosen = [
-        each for each in DESCRIPTIVE if not (each.startswith("itl_chunk") and "itl_token_ms_p50" in found)
-    ]
+    shown = (name for name, each in definitions.METRICS.items() if each.shown)
+    chosen = [each for each in shown if not (each.startswith("itl_chunk") and "itl_token_ms_p50" in found)]
     return list(dict.fromkeys([comparison.primary, *judged, *chosen, *phases]))
 
 

@@ -208,9 +208,7 @@ def broken(exchange: Exchange) -> str:
     if exchange.misaligned or (told and len(exchange.token_ns) > told):
         return "the engine's token_ns are not one per token"
     stamps = {
-        "accepted": finish.accepted_ns,
-        "tokenized": finish.tokenized_ns,
-        "admitted": finish.admitted_ns,
+        **{name.removesuffix("_ns"): getattr(finish, name) for name in api.STAMPS},
         **{f"token {number}": stamp for number, stamp in enumerate(exchange.token_ns, 1)},
     }
     known = [("sent", exchange.sent_ns), *((name, stamp) for name, stamp in stamps.items() if stamp >= 0)]
@@ -229,9 +227,7 @@ def _row(exchange: Exchange) -> tuple[int, ...]:
         exchange.scheduled_ns,
         exchange.sent_ns,
         exchange.submitted_ns,
-        finish.accepted_ns,
-        finish.tokenized_ns,
-        finish.admitted_ns,
+        *(getattr(finish, name) for name in api.STAMPS),
         exchange.finished_ns,
         finish.prompt_tokens,
         finish.completion_tokens,

@@ -6,6 +6,7 @@ import os
 
 import msgspec
 
+from overlap_bench.engines.api import STAMPS
 from overlap_bench.harness.workload.plan import Planned
 
 # Columns of RequestTable.rows, all int64; stamps are perf_counter_ns, -1 where something did not happen.
@@ -14,9 +15,7 @@ REQUEST_COLUMNS = (
     "scheduled_ns",  # due; in closed loop: when a place became free
     "sent_ns",  # just before the send call; to a server's socket where the engine is a server's client
     "submitted_ns",  # just after it returned
-    "accepted_ns",  # these three are the engine's
-    "tokenized_ns",
-    "admitted_ns",
+    *STAMPS,  # the engine's
     "finished_ns",  # arrival of the end at the client, whether a finish or an error
     "prompt_tokens",
     "completion_tokens",

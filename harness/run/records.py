@@ -23,7 +23,7 @@ OTHER_CLOCK_NS = 1_000_000_000  # device stamps are converted to our clock; one 
 def requests_frame(done: RoundDone) -> pd.DataFrame:
     """One row per request, in the order in which they were sent.
 
-    request; scheduled_ns, sent_ns, submitted_ns (client); accepted_ns, tokenized_ns, admitted_ns (engine);
+    request; scheduled_ns, sent_ns, submitted_ns (client); api.STAMPS (engine);
     chunk_ns, chunk_tokens, chunk_lag_ns (lists: arrival of each chunk at the client, its tokens, and how long
     it then lay unread; the last two -1 where not known); token_ns (list: when the engine had each token);
     token_ids (list: the output, as far as it came as ids);

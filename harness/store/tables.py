@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # What a block may hold; a table without rows has no file.
 TABLES = ("requests", "steps", "rounds", "work", "divergences", "slices")
 NEEDED = ("requests", "rounds")
-COLUMNS = {  # without which a table can't be what the runner wrote
+COLUMNS = {  # without which a table can't be what a runner wrote; of api.STAMPS those that every run has
     "requests": (
         "request", "scheduled_ns", "sent_ns", "submitted_ns", "accepted_ns", "tokenized_ns", "admitted_ns",
         "chunk_ns", "chunk_tokens", "token_ns", "finished_ns", "reason", "prompt_tokens",
@@ -151,7 +151,7 @@ def read_table(folder: Path, block: int, name: str) -> pd.DataFrame:
     missing = next((each for each in ("arm", "round", *COLUMNS[name]) if each not in table), None)
     if missing:
         raise StoreError(f"{path} was edited: it has no column '{missing}'")
-    if strange := _strange(table, COLUMNS[name]):
+    if strange := _strange(table, (*COLUMNS[name], *api.STAMPS)):
         column, wanted = strange
         raise StoreError(f"{path} was edited: its column '{column}' holds something other than {wanted}")
     return table

@@ -1,19 +1,19 @@
-"""When requests are due. A kind of arrival is one function and one line in ARRIVALS."""
+"""When requests are due. To add a kind of arrival, add a function and a line in ARRIVALS here: what checks
+it, and what offers it, read them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from overlap_bench.engines.api import BadSetting
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from overlap_bench.harness.workload.workload import Workload
-
+Workload = Any  # of workload.py, which reads ARRIVALS for its help, and so can't be named here
 UNTIMED = -1  # due after something that happens in the round: a request was sent, a place became free
 SCHEDULES = ("absolute", "relative")
 NS_PER_S = 1e9
@@ -49,10 +49,20 @@ def gamma(workload: Workload, random: np.random.Generator) -> list[int]:
     Unlike there, the first request is due at once, and a round is not stretched to last exactly
     num_requests/rate: both arms get the same arrivals, so luck with the rate cancels between them.
     """
+    gaps = random.standard_gamma(workload.burstiness, workload.num_requests - 1) / workload.burstiness
+    return _after(gaps / rates(workload)[1:])
+
+
+def constant(workload: Workload, random: np.random.Generator) -> list[int]:
+    """Evenly at `rate`, be it one that grows: the "constant" of GuideLLM and AIPerf, and the limit of vLLM's
+    burstiness where it is large."""
+    return _after(1 / rates(workload)[1:])
+
+
+def _after(intervals: np.ndarray) -> list[int]:
+    """Due times from the intervals between them, s."""
     import numpy as np
 
-    gaps = workload.num_requests - 1
-    intervals = random.standard_gamma(workload.burstiness, gaps) / workload.burstiness / rates(workload)[1:]
     return [0, *np.cumsum(intervals * NS_PER_S).round().astype(np.int64).tolist()]
 
 
@@ -70,7 +80,8 @@ def rates(workload: Workload) -> np.ndarray:
     start, count = parse_ramp(workload.ramp_up)
     last = (count or workload.num_requests) - 1
     progress = np.minimum(1.0, np.arange(workload.num_requests) / max(1, last))
-    return start + (workload.rate - start) * progress
+    grown: np.ndarray = start + (workload.rate - start) * progress
+    return grown
 
 
 def parse_ramp(text: str) -> tuple[float, int | None]:
@@ -116,8 +127,16 @@ ARRIVALS: Mapping[str, Arrival] = {
     "fixed": Arrival(("interval_ms", "arrival_schedule"), fixed),
     "poisson": Arrival(("rate", "ramp_up"), gamma, ("rate",)),
     "gamma": Arrival(("rate", "burstiness", "ramp_up"), gamma, ("rate",)),
+    "constant": Arrival(("rate", "ramp_up"), constant, ("rate",)),
     "burst": Arrival((), burst, open_loop=False),
     "closed": Arrival(("concurrency",), closed, ("concurrency",), open_loop=False),
     "trace": Arrival(("trace", "trace_scale", "rate"), trace, ("trace",)),
 }
+
+
+def using(option: str) -> str:
+    """The arrivals that look at a timing option."""
+    return " or ".join(name for name, arrival in ARRIVALS.items() if option in arrival.options)
+
+
 TIMING_OPTIONS = sorted({option for arrival in ARRIVALS.values() for option in arrival.options})

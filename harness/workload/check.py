@@ -7,7 +7,7 @@ import math
 from overlap_bench.engines.api import BadSetting, pick
 from overlap_bench.harness.workload import lengths
 from overlap_bench.harness.workload import prompts as source
-from overlap_bench.harness.workload.arrivals import ARRIVALS, SCHEDULES, TIMING_OPTIONS, parse_ramp
+from overlap_bench.harness.workload.arrivals import ARRIVALS, SCHEDULES, TIMING_OPTIONS, parse_ramp, using
 from overlap_bench.harness.workload.plan import different
 from overlap_bench.harness.workload.streams import stream
 from overlap_bench.harness.workload.workload import DEFAULT, Workload
@@ -68,8 +68,7 @@ def _check_timing(workload: Workload) -> None:
     arrival = pick(workload.arrival, ARRIVALS, "arrival")
     for name in TIMING_OPTIONS:
         if name not in arrival.options and getattr(workload, name) != getattr(DEFAULT, name):
-            fitting = " or ".join(each for each, other in ARRIVALS.items() if name in other.options)
-            raise BadSetting(f"{name} applies only with arrival={fitting}, not {workload.arrival}")
+            raise BadSetting(f"{name} applies only with arrival={using(name)}, not {workload.arrival}")
     for name in arrival.needs:
         if getattr(workload, name) is None:
             raise BadSetting(f"arrival={workload.arrival} needs a {name}")
@@ -87,9 +86,8 @@ def _check_length(workload: Workload) -> None:
     slowest = workload.rate
     if slowest is not None and workload.ramp_up is not None:
         slowest = min(slowest, parse_ramp(workload.ramp_up)[0])
-    gap_ms = workload.interval_ms if slowest is None else 1e3 / slowest
-    if workload.arrival in ("closed", "burst") or (workload.arrival == "trace" and slowest is None):
-        return
+    timed = "interval_ms" in ARRIVALS[workload.arrival].options
+    gap_ms = 1e3 / slowest if slowest is not None else workload.interval_ms if timed else 0.0
     if gap_ms * workload.num_requests > DAY_MS:
         every = f"one every {gap_ms / 1e3:g} s"
         raise BadSetting(f"{workload.num_requests} requests, {every}, are not all due within a day")

@@ -9,7 +9,9 @@ from msgspec import Meta
 
 from overlap_bench.harness.workload import lengths
 from overlap_bench.harness.workload import prompts as source
+from overlap_bench.harness.workload.arrivals import ARRIVALS, using
 
+*_SOME, _LAST = ARRIVALS
 LENGTHS = ("input_tokens", "max_new_tokens")  # of tokens: a number, or a distribution (lengths.py)
 
 
@@ -51,7 +53,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     ] = 64
     arrival: Annotated[
         str,
-        Meta(description="fixed, poisson, gamma, burst, closed or trace (fixed).", extra={"first": True}),
+        Meta(description=f"{', '.join(_SOME)} or {_LAST} (fixed).", extra={"first": True}),
     ] = "fixed"
     interval_ms: Annotated[
         float,
@@ -63,7 +65,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     rate: Annotated[
         float | None,
         Meta(
-            description="Requests per second, arrival poisson and gamma; a trace is stretched to it.",
+            description=f"Requests per second, arrival {using('rate')}; a trace is stretched to it.",
             extra={"first": True},
         ),
     ] = None

@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+from overlap_bench.engines import api
 from overlap_bench.harness.store.manifest import read_manifest
 from overlap_bench.harness.store.tables import read_block
 from tests.support.clockwork import installed
@@ -34,7 +35,7 @@ def test_text_tokenized_by_workers_in_a_closed_loop_and_all_that_a_round_records
     assert requests["error"].eq("").all()
     assert requests.groupby("round")["prompt_tokens"].nunique().gt(1).all()
     assert requests["completion_tokens"].between(3, 12).all()
-    stamps = ["scheduled_ns", "sent_ns", "accepted_ns", "tokenized_ns", "admitted_ns", "finished_ns"]
+    stamps = ["scheduled_ns", "sent_ns", *api.STAMPS, "finished_ns"]
     for before, after in pairwise(stamps):
         assert (requests[before] < requests[after]).all()
 

@@ -26,6 +26,7 @@ from overlap_bench.harness.cli import app, exit_codes
 from overlap_bench.harness.common import machine
 from overlap_bench.harness.serve import mock
 from overlap_bench.harness.studies.evaluation import evaluate
+from overlap_bench.harness.workload.arrivals import ARRIVALS
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "results" / "reference"
@@ -272,7 +273,7 @@ SENSIBLE: dict[str, tuple[str, ...]] = {
     "both": ("h2d=pinned", "schedule=overlap", "env.X=1", "pace=10ms"),
     "before": ("h2d=pinned", "schedule=serial", "python=/bin/true", "url=http://127.0.0.1:9"),
     "after": ("h2d=packed", "schedule=overlap", "cmd=true", "env.A=b"),
-    "arrival": ("fixed", "poisson", "gamma", "burst", "closed", "trace"),
+    "arrival": tuple(ARRIVALS),
     "over": ("concurrency=1,4", "h2d=pageable,pinned", "variant=overlap,all"),
     "toggles": ("h2d,sync", "schedule,h2d,output"),
     "run": (str(RUN),),

@@ -204,6 +204,7 @@ def test_records_of_a_request_that_can_be_are_taken() -> None:
             f"{OUT_OF_ORDER}: tokenized comes before accepted",
         ),
         ({}, {"accepted_ns": 5 * MS}, f"{OUT_OF_ORDER}: accepted comes before sent"),
+        ({}, {"queued_ns": 25 * MS}, f"{OUT_OF_ORDER}: queued comes before tokenized"),
         ({"token_ns": [90 * MS]}, {}, f"{OUT_OF_ORDER}: its end's arrival comes before token 2"),
         ({"token_ns": [70 * MS, 71 * MS]}, {}, "the engine's token_ns are not one per token"),
         (

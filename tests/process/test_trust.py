@@ -72,10 +72,10 @@ def listener() -> Iterator[socket.socket]:
         yield found
 
 
-def marking(path: Path, marker: Path) -> Path:
+def marking(path: Path, marker: Path, by: str = "touch") -> Path:
     """A program that leaves a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\ntouch {marker}\nexit 1\n")
+    path.write_text(f"#!/bin/sh\n{by} {marker}\nexit 1\n")
     path.chmod(0o755)
     return path
 
@@ -142,6 +142,15 @@ def of_all_kinds(where: Path, marker: Path, address: str) -> tuple[Design, list[
     return msgspec.structs.replace(planned(arms[0], workload), arms=arms), listed
 
 
+def left_alone(environment: dict[str, str], where: Path, marker: Path, command: str) -> str:
+    """What is said, where nothing is started."""
+    code, stdout, stderr = ended(environment, where, *command.split())
+    assert (code, stdout) == (2, ""), stderr
+    assert last_line(stderr).endswith("is not signed by this machine: if it may do all this, give --trust")
+    assert not marker.exists()
+    return stderr
+
+
 @pytest.mark.parametrize("command", ["rerun theirs", "run --resume theirs"])
 def test_what_a_strangers_run_names_is_listed_and_left_alone(
     environment: dict[str, str], tmp_path: Path, listener: socket.socket, command: str
@@ -150,12 +159,9 @@ def test_what_a_strangers_run_names_is_listed_and_left_alone(
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
     design, listed = of_all_kinds(tmp_path / "things", marker, address)
     folder = stranger(tmp_path / "theirs", design)
-    code, stdout, stderr = ended(environment, tmp_path, *command.split())
-    assert (code, stdout) == (2, ""), stderr
+    stderr = left_alone(environment, tmp_path, marker, command)
     assert [each for each in listed if each not in stderr] == []
     assert "\x1b" not in stderr
-    assert last_line(stderr).endswith("is not signed by this machine: if it may do all this, give --trust")
-    assert not marker.exists()
     assert select.select([listener], [], [], 0) == ([], [], [])  # nobody waits to be let in
     assert [each.name for each in folder.iterdir()] == ["manifest.json"]
 
@@ -233,17 +239,12 @@ def test_nothing_is_started_for_a_strangers(
     environment: dict[str, str], tmp_path: Path, make: Callable[[Path, Path], str]
 ) -> None:
     """Nor is a file read: that there is no such one goes unnoticed."""
-    marker = tmp_path / "ran"
-    program = marking(tmp_path / "program", marker)
-    arguments = make(tmp_path, program).split()
-    code, stdout, stderr = ended(environment, tmp_path, *arguments)
-    assert (code, stdout) == (2, ""), stderr
+    program = marking(tmp_path / "program", tmp_path / "ran")
+    stderr = left_alone(environment, tmp_path, tmp_path / "ran", make(tmp_path, program))
     assert f"bench:   start the interpreter '{program}'" in stderr or (
         f"bench:   start the command '{program} {{port}}'" in stderr
         and "bench:   read '/nowhere/diary', and send the engine what it says" in stderr
     )
-    assert last_line(stderr).endswith("is not signed by this machine: if it may do all this, give --trust")
-    assert not marker.exists()
 
 
 def test_an_experiments_runs_lie_inside_of_it(tmp_path: Path) -> None:
@@ -295,9 +296,7 @@ def test_a_key_goes_only_to_an_address_that_is_given_again(
 
 def test_no_key_is_left_to_what_is_started(environment: dict[str, str], tmp_path: Path) -> None:
     seen = tmp_path / "seen"
-    program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\nenv > {seen}\nexit 1\n")
-    program.chmod(0o755)
+    program = marking(tmp_path / "program", seen, by="env >")
     stranger(tmp_path / "theirs", planned(arm("openai", toggles={**SERVER, "cmd": f"{program} {{port}}"})))
     more = {**environment, "AWS_SECRET_ACCESS_KEY": KEY, "DB_PASSWORD": KEY, "OPENAI_BASE_URL": ""}
     _, _, stderr = ended(more, tmp_path, "rerun", "theirs", "--trust")
@@ -413,19 +412,14 @@ def _sign(place: str, barrier: Any, signatures: Any) -> None:
     signatures.put(trust.signature([DESIGN]))
 
 
-def test_those_who_sign_at_once_for_the_first_time_share_one_secret(tmp_path: Path) -> None:
+@pytest.mark.parametrize("attempt", range(5))
+def test_those_who_sign_at_once_for_the_first_time_share_one_secret(tmp_path: Path, attempt: int) -> None:
     forked = multiprocessing.get_context("fork")
-    for attempt in range(5):
-        barrier, signatures = forked.Barrier(8), forked.SimpleQueue()
-        place = str(tmp_path / str(attempt))
-        signing = [forked.Process(target=_sign, args=(place, barrier, signatures)) for _ in range(8)]
-        for each in signing:
-            each.start()
-        found = {signatures.get() for _ in signing}
-        for each in signing:
-            each.join()
-        assert len(found) == 1
-        assert "" not in found
+    shared = (str(tmp_path), forked.Barrier(8), forked.SimpleQueue())
+    for signing in [forked.Process(target=_sign, args=shared) for _ in range(8)]:
+        signing.start()
+    (found,) = {shared[2].get() for _ in range(8)}
+    assert found
 
 
 def given_away(secret: Path) -> None:
@@ -456,23 +450,16 @@ def test_a_secret_that_others_may_know_proves_nothing(secret: Path, spoil: Calla
 # -- git --------------------------------------------------------------------------------------------------
 
 
-def test_a_checkout_runs_no_hook_and_no_monitor(tmp_path: Path) -> None:
-    marker = tmp_path / "ran"
+def test_a_checkout_runs_no_hook_and_no_monitor_and_leads_out_of_no_folder(tmp_path: Path) -> None:
+    marker, outside = tmp_path / "ran", tmp_path / "outside"
     ref = repository(tmp_path / "repository", marker)
-    found = worktrees.resolve("HEAD", Path(ref.repository))
-    assert found.commit == ref.commit
-    with worktrees.checked_out([arm(ref=ref)]) as places:
-        assert (places["before"] / "file").read_text() == "as committed\n"
-    assert worktrees.uncommitted(ref) == []
-    assert not marker.exists()
-
-
-def test_an_arms_name_leads_out_of_no_folder(tmp_path: Path) -> None:
-    ref = repository(tmp_path / "repository", tmp_path / "ran")
-    outside = tmp_path / "outside"
+    assert worktrees.resolve("HEAD", Path(ref.repository)).commit == ref.commit
     with worktrees.checked_out([arm(name=str(outside), ref=ref)]) as places:
+        assert (places[str(outside)] / "file").read_text() == "as committed\n"
         assert not places[str(outside)].is_relative_to(tmp_path)
         assert not outside.exists()
+    assert worktrees.uncommitted(ref) == []
+    assert not marker.exists()
 
 
 # -- reading, and the current folder ----------------------------------------------------------------------

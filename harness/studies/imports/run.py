@@ -214,7 +214,7 @@ def _requests(sent: Sequence[Sent]) -> pd.DataFrame:
             "request": np.arange(count, dtype=np.int64),
             "scheduled_ns": stamps("scheduled_ns"),
             "sent_ns": stamps("sent_ns"),
-            **dict.fromkeys(("submitted_ns", "accepted_ns", "tokenized_ns", "admitted_ns"), nothing),
+            **dict.fromkeys(("submitted_ns", *api.STAMPS), nothing),
             "chunk_ns": lists("chunk_ns"),
             "chunk_tokens": lists("chunk_tokens"),
             "token_ns": pd.Series([np.array((), np.int64)] * count, dtype=object),

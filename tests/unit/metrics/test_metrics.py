@@ -10,10 +10,11 @@ import pytest
 
 from overlap_bench.engines import api
 from overlap_bench.harness.metrics import boot, definitions
-from overlap_bench.harness.metrics.requests import mean_decoding
+from overlap_bench.harness.metrics.requests import gaps_ms, mean_decoding
 from overlap_bench.harness.run import load_generator, records
 from overlap_bench.harness.run.messages import RunRound
 from overlap_bench.harness.workload.plan import Planned
+from tests.support.made_blocks import result, shown
 
 MS = 1_000_000
 NOTHING = pd.DataFrame()
@@ -27,6 +28,7 @@ def request(**columns: object) -> dict[str, object]:
         "submitted_ns": 104,
         "accepted_ns": 105,
         "tokenized_ns": 107,
+        "queued_ns": 110,
         "admitted_ns": 111,
         "chunk_ns": [120, 140, 164],
         "token_ns": [118, 128, 138, 150, 162],
@@ -70,6 +72,8 @@ def measured(*requests: dict[str, object]) -> dict[str, float]:
         ("add_request_ms_mean", 1.0),
         ("tokenize_ms_mean", 2.0),
         ("queue_wait_ms_mean", 4.0),
+        ("to_queue_ms_mean", 3.0),
+        ("in_queue_ms_mean", 1.0),
         ("prefill_first_ms_mean", 7.0),  # 118 - 111
         ("ttft_ms_mean", 17.0),  # 120 - 103
         ("ttft_scheduled_ms_mean", 20.0),
@@ -163,6 +167,10 @@ def test_what_an_engine_does_not_say_is_not_a_sample() -> None:
     values = measured(silent)
     for name in ("tokenize_ms_p50", "queue_wait_ms_p50", "prefill_first_ms_p50", "itl_token_ms_p50"):
         assert math.isnan(values[name])
+    older = request()
+    del older["queued_ns"]  # as runs stored it before there was such a stamp
+    assert math.isnan(measured(older)["in_queue_ms_p50"])
+    assert measured(older)["queue_wait_ms_p50"] == pytest.approx(4)
     assert values["ttft_ms_p50"] == pytest.approx(17)
 
 
@@ -185,12 +193,38 @@ def test_throughput_is_over_the_wall_time_of_all_rounds() -> None:
     assert values["throughput_req_s"] == pytest.approx(3 / 0.5)
 
 
+def test_a_stamp_that_is_not_known_makes_no_gap() -> None:
+    stamps = pd.Series([np.array([1, -1, 9]), np.array([2, 5, -1, 8, 9]), np.array([4])], dtype=object)
+    assert gaps_ms(stamps * MS).tolist() == [3, 1]
+    assert gaps_ms(pd.Series([np.empty(0, np.int64)], dtype=object)).size == 0
+
+
+def test_a_row_is_all_that_a_metric_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made, compared, printed and in the frames of a run, and nothing else has to know of it."""
+    longest = definitions.Metric(
+        "longest_prompt", "tokens", shown=True, of_boot=lambda boot: boot.requests["prompt_tokens"].max()
+    )
+    monkeypatch.setitem(definitions.METRICS, longest.name, longest)
+    assert measured(request(prompt_tokens=7), request())[longest.name] == 7
+    assert result().comparisons[0].metrics[longest.name].change == 0
+    assert longest.name in shown(result(), 120)
+
+
 def test_peak_concurrency_counts_a_successor_once() -> None:
     one = request(sent_ns=0, finished_ns=10)
     after = request(sent_ns=10, finished_ns=20)
     beside = request(sent_ns=15, finished_ns=30)
     assert measured(one, after)["peak_concurrency"] == 1
     assert measured(one, after, beside)["peak_concurrency"] == 2
+
+
+def test_mean_concurrency_is_the_time_in_flight_over_that_of_the_rounds() -> None:
+    """As SGLang's bench_serving has it: the sum of latencies over the duration."""
+    apart, beside = request(sent_ns=100, finished_ns=150), request(sent_ns=200, finished_ns=300)
+    failed = request(sent_ns=100, finished_ns=300, error="gone")
+    assert measured(apart, beside, beside, failed)["mean_concurrency"] == pytest.approx((50 + 2 * 100) / 200)
+    assert math.isnan(measured(failed)["mean_concurrency"])
+    assert math.isnan(measured(apart, beside | {"finished_ns": -1})["mean_concurrency"])  # of an import
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -251,6 +285,7 @@ def test_requests_frame_is_what_the_round_saw() -> None:
         "submitted_ns": 52,
         "accepted_ns": 55,
         "tokenized_ns": 56,
+        "queued_ns": -1,
         "admitted_ns": 57,
         "finished_ns": 70,
         "reason": "length",

@@ -45,8 +45,20 @@ PINNED = Variant(
 )
 
 
-def made(**asked: Any) -> Design:
-    return make_design(Request(**asked), ENGINES, {"pinned": PINNED}, lambda: "emulated")
+CLOSED = msgspec.structs.replace(PINNED, workload={"arrival": "closed", "concurrency": 4})
+JUDGED = msgspec.structs.replace(PINNED, secondaries=["round_step_ms_host"])
+OF_A_PHASE = msgspec.structs.replace(PINNED, phase="wait.copy_done")
+VARIANTS = {
+    **load_variants(),
+    "pinned": PINNED,
+    "closed": CLOSED,
+    "judged": JUDGED,
+    "of a phase": OF_A_PHASE,
+}
+
+
+def made(engines: Mapping[str, api.EngineSpec] = ENGINES, **asked: Any) -> Design:
+    return make_design(Request(**asked), engines, VARIANTS, lambda: "emulated")
 
 
 def arm(name: str = "before", **toggles: str) -> Arm:
@@ -154,15 +166,13 @@ def test_a_pace_brings_what_vllm_chooses_on_a_card() -> None:
         make_arm({"transformers": TRANSFORMERS}, "before", "transformers", {"pace": "10ms"}, {}, {})
 
 
-def test_a_pace_brings_its_device_its_model_and_its_rounds() -> None:
-    found = made(variant="pinned", options={"pace": "10ms"})
-    assert {(arm.options.device, arm.options.model) for arm in found.arms} == {("emulated", "micro-gpt2")}
-    assert (found.rounds, found.segments, made(variant="pinned").segments) == (2, 5, 16)
-    in_rounds = {"design": {"primary": "tpot_ms_p50"}}
-    paced = made(variant="pinned", options={"pace": "10ms"}, **in_rounds)
-    assert (paced.rounds, made(variant="pinned", **in_rounds).rounds) == (4, 10)
-    chosen = made(variant="pinned", both=["pace=llama3-8b-h100"], options={"model": "tiny-llama"})
-    assert {arm.options.model for arm in chosen.arms} == {"tiny-llama"}
+def test_a_pace_brings_its_device_and_its_model() -> None:
+    for model, asked in (
+        ("micro-gpt2", {"options": {"pace": "10ms"}}),
+        ("tiny-llama", {"both": ["pace=llama3-8b-h100"], "options": {"model": "tiny-llama"}}),
+    ):
+        arms = made(variant="pinned", **asked).arms
+        assert {(arm.options.device, arm.options.model) for arm in arms} == {("emulated", model)}
 
 
 def test_an_engine_alone_is_one_arm_of_first_choices() -> None:
@@ -176,13 +186,9 @@ def test_the_default_workload_is_scaled_to_the_device() -> None:
     assert (on["cuda"].max_new_tokens, on["emulated"].max_new_tokens) == (128, 64)
 
 
-CLOSED = Variant(**{**msgspec.structs.asdict(PINNED), "workload": {"arrival": "closed", "concurrency": 4}})
-
-
 def test_another_way_of_arriving_replaces_the_variants_with_all_its_options() -> None:
     def workload(**asked: Any) -> Workload:
-        request = Request(variant="closed", workload=asked)
-        return make_design(request, ENGINES, {"closed": CLOSED}, lambda: "emulated").workload
+        return made(variant="closed", workload=asked).workload
 
     assert workload().concurrency == 4
     assert workload(arrival="poisson", rate=5.0).concurrency is None
@@ -215,12 +221,9 @@ def test_each_request_has_a_prompt_of_its_own_unless_one_is_named(
 
 
 def test_a_variant_with_its_sources_prompt_keeps_it() -> None:
-    claimed = load_variants()["pinned-h2d"]
-    asked = make_design(Request(variant="pinned-h2d"), ENGINES, {"pinned-h2d": claimed}, lambda: "emulated")
-    assert (asked.workload.prompt, asked.workload.prompts) == ("Hello", None)
-    request = Request(variant="pinned-h2d", workload={"prompts": "english"})
-    english = make_design(request, ENGINES, {"pinned-h2d": claimed}, lambda: "emulated").workload
-    assert english.prompts == "english"
+    asked = made(variant="pinned-h2d").workload
+    assert (asked.prompt, asked.prompts) == ("Hello", None)
+    assert made(variant="pinned-h2d", workload={"prompts": "english"}).workload.prompts == "english"
 
 
 def test_data_that_says_how_long_outputs_are_gets_no_default(tmp_path: Path) -> None:
@@ -267,7 +270,7 @@ def test_objectives_that_cannot_be_are_refused(texts: list[str], reason: str) ->
 
 @pytest.mark.parametrize("name", sorted(load_variants()))
 def test_every_named_variant_makes_a_design(name: str) -> None:
-    found = make_design(Request(variant=name), api.find_engines(), load_variants(), lambda: "emulated")
+    found = made(api.find_engines(), variant=name)
     before, after = found.arms
     each = load_variants()[name]
     for arm, own in ((before, each.before_options), (after, each.after_options)):
@@ -279,15 +282,13 @@ def test_every_named_variant_makes_a_design(name: str) -> None:
     check_metrics(found)
 
 
-def secondaries(variant: str = "pinned", **asked: Any) -> tuple[str, ...]:
-    judged = msgspec.structs.replace(PINNED, secondaries=["round_step_ms_host"])
-    variants = {"pinned": judged, "plain": PINNED}
-    return make_design(Request(variant=variant, **asked), ENGINES, variants, lambda: "emulated").secondaries
+def secondaries(variant: str = "judged", **asked: Any) -> tuple[str, ...]:
+    return made(variant=variant, **asked).secondaries
 
 
 def test_a_variant_says_what_else_is_judged_unless_it_is_said_on_the_command_line() -> None:
     assert secondaries() == ("decode_step_ms_host",)
-    assert secondaries("plain") == ()
+    assert secondaries("pinned") == ()
     assert secondaries(against_itself=True) == ("decode_step_ms_host",)
     assert secondaries(design={"secondaries": ("latency_ms_p50",)}) == ("latency_ms_p50",)
     assert secondaries(design={"primary": "ttft_ms_p50"}) == ("round_step_ms_host",)
@@ -296,15 +297,10 @@ def test_a_variant_says_what_else_is_judged_unless_it_is_said_on_the_command_lin
 
 
 def test_the_phase_that_a_variant_is_about_is_judged_too_by_turns_where_there_are_any() -> None:
-    variants = {"pinned": msgspec.structs.replace(PINNED, phase="wait.copy_done")}
-
     def judged(**asked: Any) -> tuple[str, ...]:
-        return make_design(
-            Request(variant="pinned", **asked), ENGINES, variants, lambda: "emulated"
-        ).secondaries
+        return secondaries("of a phase", **asked)
 
-    assert judged() == ("decode_phase_wait_copy_done_us",)
-    assert judged(both=["stream_interval=1"]) == ("decode_phase_wait_copy_done_us",)
+    assert judged() == judged(both=["stream_interval=1"]) == ("decode_phase_wait_copy_done_us",)
     assert judged(design={"primary": "ttft_ms_p50"}) == ("phase_wait_copy_done_us",)
     assert judged(after=["graph=off"]) == ()  # it is not about that variant any more
     assert judged(max_regression=0.02) == ()
@@ -312,9 +308,7 @@ def test_the_phase_that_a_variant_is_about_is_judged_too_by_turns_where_there_ar
 
 def test_a_claim_about_rare_stalls_is_judged_by_the_plain_mean_where_turns_are_taken() -> None:
     def primary(**asked: Any) -> str:
-        return make_design(
-            Request(variant="gc-freeze", **asked), {"overlap": SPEC}, load_variants(), lambda: "emulated"
-        ).primary
+        return made(variant="gc-freeze", **asked).primary
 
     assert primary() == definitions.SLICED_MEAN
     assert primary(design={"segments": 0}) == "tpot_ms_p50"
@@ -340,46 +334,47 @@ def test_arms_whose_steps_compute_other_tokens_are_decided_by_what_requests_see(
         made(**common, design={"segments": 2})
 
 
-def test_a_gate_stops_once_it_is_clear_unless_it_is_told_how_many_blocks() -> None:
+MINUTES = {"max_minutes": 3.0}
+PACED = {"pace": "10ms"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        # Of which nothing is asked, its first boots size it.
+        ({}, {"segments": 16, "aim_s": settings.AIM_S}),
+        *(({"design": {each: 4}}, {each: 4, "aim_s": None}) for each in ("blocks", "rounds", "segments")),
+        ({"options": {"device": "cuda"}}, {"aim_s": None}),
+        ({"until_decided": True}, {"aim_s": None}),
+        ({"options": PACED}, {"segments": 5, "rounds": 2}),
+        ({"design": {"primary": "tpot_ms_p50"}}, {"rounds": 10}),
+        ({"design": {"primary": "tpot_ms_p50"}, "options": PACED}, {"rounds": 4}),
+        # With minutes it has no number of trials of its own, and more and shorter ones.
+        ({"design": MINUTES}, {"blocks": settings.MOST_IN_TIME, "fewest": 3, "aim_s": None}),
+        ({"design": MINUTES}, {"segments": 3, "rounds": 1}),
+        ({"design": MINUTES, "options": PACED}, {"segments": 3, "rounds": 1}),
+        ({"design": {**MINUTES, "blocks": 4}}, {"blocks": 4}),
+        ({"design": {**MINUTES, "segments": 4, "rounds": 5}}, {"segments": 4, "rounds": 5}),
+        # A gate stops once it is clear, unless it is told how many trials; with minutes it is as without, for
+        # it may have the plan of one.
+        ({"max_regression": 0.02}, {"fewest": 3, "segments": 8, "aim_s": None}),
+        ({"max_regression": 0.02, "design": MINUTES}, {"segments": 8, "rounds": 3}),
+        ({"max_regression": 0.01}, {"segments": 8}),
+        ({"max_regression": 0.01, "options": PACED}, {"segments": 5}),
+        ({"max_regression": 0.02, "design": {"blocks": 6}}, {"until": None}),
+    ],
+)
+def test_how_long_a_run_is(asked: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    found = made(variant="pinned", **asked)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_a_gate_looks_from_its_third_trial_on() -> None:
     gate = made(variant="pinned", max_regression=0.02)
     assert gate.until is not None
     assert gate.until.looks == (3, 4, 5, 6)
     assert gate.gate is not None
     assert len(gate.gate.levels) == 4
-    assert gate.fewest == 3
-    assert gate.segments == 8
-    assert made(variant="pinned", max_regression=0.01).segments == 8
-    assert made(variant="pinned", max_regression=0.01, options={"pace": "10ms"}).segments == 5
-    assert made(variant="pinned", max_regression=0.02, design={"blocks": 6}).until is None
-
-
-def test_a_run_of_so_many_minutes_has_no_number_of_blocks_of_its_own() -> None:
-    assert made(variant="pinned", design={"max_minutes": 3.0}).blocks == settings.MOST_IN_TIME
-    assert made(variant="pinned", design={"max_minutes": 3.0, "blocks": 4}).blocks == 4
-    assert made(variant="pinned", design={"max_minutes": 3.0}).fewest == 3
-    with pytest.raises(api.BadSetting, match="--max-minutes must be above 0"):
-        made(variant="pinned", design={"max_minutes": 0.0})
-
-
-def test_a_run_of_which_nothing_was_asked_is_sized_by_its_first_boots() -> None:
-    assert made(variant="pinned").aim_s == settings.AIM_S
-    for asked in ("blocks", "rounds", "segments"):
-        assert made(variant="pinned", design={asked: 4}).aim_s is None
-    assert made(variant="pinned", design={"max_minutes": 3.0}).aim_s is None
-    assert made(variant="pinned", max_regression=0.02).aim_s is None
-    assert made(variant="pinned", options={"device": "cuda"}).aim_s is None
-    assert made(variant="pinned", until_decided=True).aim_s is None
-
-
-def test_a_run_with_minutes_has_more_and_shorter_blocks_where_boots_are_cheap() -> None:
-    timed = {"design": {"max_minutes": 3.0}}
-    assert (made(variant="pinned", **timed).segments, made(variant="pinned", **timed).rounds) == (3, 1)
-    paced = made(variant="pinned", options={"pace": "10ms"}, **timed)
-    assert (paced.segments, paced.rounds) == (3, 1)
-    asked = made(variant="pinned", design={"max_minutes": 3.0, "segments": 4, "rounds": 5})
-    assert (asked.segments, asked.rounds) == (4, 5)
-    gate = made(variant="pinned", max_regression=0.02, **timed)
-    assert (gate.segments, gate.rounds) == (8, 3)  # as gates without minutes, whose plans it may have
 
 
 def test_a_gate_and_a_variant_that_is_changed_have_no_secondary_of_the_variant() -> None:
@@ -422,10 +417,7 @@ def test_what_a_claim_is_of_is_a_metric() -> None:
         ({"variant": "pinned", "after": ["h2d"]}, "--after needs key=value, not 'h2d'"),
         ({"variant": "pinned", "after": ["h2d=pinned", "h2d=packed"]}, "--after h2d is given twice"),
         ({"variant": "pinned", "both": ["h2d=pinned"]}, "before and after are the same settings"),
-        (
-            {"variant": "pinned", "both": ["sync=copy-done"]},
-            "sync applies only with schedule=overlap",
-        ),
+        ({"variant": "pinned", "both": ["sync=copy-done"]}, "sync applies only with schedule=overlap"),
         ({"variant": "pinned", "both": ["recorder=maybe"]}, "recorder=maybe"),
         ({"variant": "pinned", "both": ["max_context=many"]}, "max_context=many"),
         ({"variant": "pinned", "both": ["block_size=0"]}, "block_size must be at least 1, not 0"),
@@ -505,17 +497,14 @@ def test_a_model_of_the_hub_a_folder_and_what_a_server_calls_its_own_are_not_tak
     (tmp_path / "mine").mkdir()
     for model in ("Qwen/Qwen3-0.6B", "mine", "./mine", "/on/another/machine", str(tmp_path)):
         assert made(variant="pinned", options={"model": model}).arms[0].options.model == model
-    servers = {"openai": api.find_engines()["openai"]}
-    asked = Request(engine="openai", options={"model": "gpt-9"}, before=["url=http://127.0.0.1:1"])
-    assert make_design(asked, servers, {}, lambda: "emulated").arms[0].options.model == "gpt-9"
+    asked = {"engine": "openai", "options": {"model": "gpt-9"}, "before": ["url=http://127.0.0.1:1"]}
+    assert made(api.find_engines(), **asked).arms[0].options.model == "gpt-9"
 
 
 def test_two_servers_of_our_own_take_turns_of_eight_steps_and_those_at_addresses_none() -> None:
-    servers = {"openai": api.find_engines()["openai"]}
-
     def planned(*arms: str, **design: Any) -> Design:
-        asked = Request(engine="openai", before=[arms[0]], after=[arms[1]], design=design)
-        return make_design(asked, servers, {}, lambda: "emulated")
+        engines = {"openai": OPENAI}
+        return made(engines, engine="openai", before=[arms[0]], after=[arms[1]], design=design)
 
     own = planned("cmd=serve {port}", "cmd=serve --fast {port}")
     assert (own.primary, own.turn_steps, own.turn_lead) == ("decode_step_ms", 8, 2)
@@ -599,11 +588,11 @@ def test_no_part_of_a_step_is_the_hosts_where_device_times_hold_host_work(
         check_metrics(msgspec.structs.replace(base, secondaries=(whole,)))
 
 
-@pytest.mark.parametrize(("text", "value"), [("1%", 0.01), ("0.5%", 0.005), ("0.02", 0.02)])
-def test_fractions(text: str, value: float) -> None:
-    assert settings.parse_fraction(text, "--margin") == pytest.approx(value)
-
-
-def test_no_fraction() -> None:
+def test_fractions() -> None:
+    assert [settings.parse_fraction(text, "--margin") for text in ("1%", "0.5%", "0.02")] == [
+        0.01,
+        0.005,
+        0.02,
+    ]
     with pytest.raises(api.BadSetting, match="--margin needs a share such as 1%"):
         settings.parse_fraction("much", "--margin")

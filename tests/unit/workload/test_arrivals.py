@@ -53,7 +53,7 @@ def test_intervals_are_those_of_the_distribution(options: dict[str, object], sha
     assert abs(lag) < 4 / MANY**0.5
 
 
-@pytest.mark.parametrize("arrival", ["poisson", "gamma"])
+@pytest.mark.parametrize("arrival", ["poisson", "gamma", "constant"])
 def test_the_first_request_is_due_at_once_and_time_never_goes_back(arrival: str) -> None:
     due = due_s(1, arrival=arrival, rate=1000.0)
     assert due[0] == 0
@@ -65,6 +65,15 @@ def test_a_ramp_grows_linearly_from_request_to_request() -> None:
                     for seed in range(4000)], axis=0)  # fmt: skip
     expected = 20 + (100 - 20) * np.arange(1, 11) / 10  # the gap before request i has the rate of request i
     assert 1 / gaps == pytest.approx(expected, rel=0.08)
+
+
+def test_a_constant_arrival_is_even_at_any_rate_and_along_a_ramp() -> None:
+    assert due_s(1, arrival="constant", rate=3.0, num_requests=7) == pytest.approx(np.arange(7) / 3, abs=1e-9)
+    ramp: dict[str, object] = {"rate": 100.0, "ramp_up": "20", "num_requests": 11}
+    steady = due_s(1, arrival="gamma", burstiness=1e9, **ramp)
+    ramped = {tuple(due_s(seed, arrival="constant", **ramp)) for seed in SEEDS}
+    assert [*ramped.pop()] == pytest.approx(steady, rel=1e-3)
+    assert not ramped  # nothing of it is drawn
 
 
 def test_a_ramp_can_end_before_the_last_request() -> None:
@@ -81,11 +90,13 @@ POISSON = {"arrival": "poisson", "rate": 5.0}
     [
         ({"arrival": "poisson"}, "arrival=poisson needs a rate"),
         ({"arrival": "gamma", "burstiness": 2.0}, "arrival=gamma needs a rate"),
+        ({"arrival": "constant"}, "arrival=constant needs a rate"),
+        ({"arrival": "constant", "rate": 1e-6}, "are not all due within a day"),
         ({"arrival": "poisson", "rate": 0.0}, "rate must be above 0, not 0"),
         ({"arrival": "poisson", "rate": float("inf")}, "rate must be above 0, not inf"),
         ({"arrival": "gamma", "rate": 5.0, "burstiness": -1.0}, "burstiness must be above 0, not -1"),
         ({"arrival": "poisson", "rate": 5.0, "burstiness": 2.0}, "applies only with arrival=gamma"),
-        ({"rate": 5.0}, "rate applies only with arrival=poisson or gamma or trace, not fixed"),
+        ({"rate": 5.0}, "rate applies only with arrival=poisson or gamma or constant or trace, not fixed"),
         ({"arrival": "burst", "ramp_up": "2"}, "ramp_up applies only with arrival=poisson or gamma"),
         ({**POISSON, "ramp_up": "slow"}, "ramp_up needs START or START:REQUESTS, not 'slow'"),
         ({**POISSON, "ramp_up": "0"}, "ramp_up must start from a rate above 0, not 0"),
