@@ -14,6 +14,7 @@ import pytest
 from overlap_bench.engines.api import STEP_KINDS
 from overlap_bench.harness.metrics.definitions import SLICED
 from tests.support.bench_command import PATIENCE_S, compared
+from tests.support.small_sglang import DELAY_NS
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = {
@@ -26,6 +27,7 @@ WAYS = {
         "cached": "schedule=normal prefix_cache=on",
         "overlap": "schedule=overlap",
         "overlap, cached": "schedule=overlap prefix_cache=on",
+        "switched": "schedule=overlap ipc=msgpack sample=delayed flag_scan=one-pass field_names=cached",
     },
     "sglang_044": {
         "normal": "schedule=normal attention=flashinfer",
@@ -124,6 +126,14 @@ def test_a_decode_step_is_one_replay_and_a_launch_of_triton(said: Said) -> None:
         assert decode["launches"] >= 1
         assert decode["operations"] >= 5
         assert 5 <= decode["copies"] < 12
+
+
+def test_each_phase_can_be_delayed_and_shows_it(said: Said) -> None:
+    for each in said.values():
+        assert set(each["delayed"]) == {"schedule", "metadata", "launch", "append", "output"}
+        for phase, (spent_ns, least_ns, steps) in each["delayed"].items():
+            assert spent_ns >= steps * DELAY_NS, phase
+            assert least_ns >= DELAY_NS, phase
 
 
 def test_a_step_that_comes_to_an_absent_package_ends_the_round(said: Said) -> None:

@@ -20,6 +20,7 @@ from tests.support.in_process import bench
 NAMES = (
     "gil",
     "roseinfer-pinned-h2d",
+    "sglang-host-code",
     "sglang-launch-done",
     "sglang-launch-done-own-code",
     "small-model-share",
