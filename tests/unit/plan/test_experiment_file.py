@@ -20,9 +20,9 @@ from tests.support.in_process import bench
 NAMES = (
     "gil",
     "roseinfer-pinned-h2d",
-    "sglang-host-code",
     "sglang-launch-done",
     "sglang-launch-done-own-code",
+    "sglang-scheduler-cuts",
     "small-model-share",
     "vllm-output-processor",
 )
