@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from overlap_bench.engines.api import EngineSpec, Toggle
 from overlap_bench.engines.presets import PRESETS, SHAPES
+from overlap_bench.engines.sglang.toggles import CHANGES
 
 VERSION = "0.5.23"
 REPLACED = (
@@ -31,6 +32,7 @@ SPEC = EngineSpec(
             "processes the one before",
             source="SGLang --disable-overlap-schedule is the before",
         ),
+        *(each.toggle for each in CHANGES),
     ),
     build=f"{__name__}.engine:build",
     presets=(*PRESETS, *SHAPES),

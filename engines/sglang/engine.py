@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from overlap_bench.engines import api
-from overlap_bench.engines.sglang import REPLACED, SPEC, VERSION
+from overlap_bench.engines.sglang import REPLACED, SPEC, VERSION, toggles
 from overlap_bench.engines.sglang_base.engine import SglangEngine, check_interpreter, check_options
 
 MODELS = "overlap_bench.engines.sglang.models"
@@ -44,6 +44,7 @@ class Sglang(SglangEngine):
         self._card = card.Card(self.pace, held=self.held)
         card.take_place(self._card)
         os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = MODELS
+        os.environ |= toggles.variables(self.toggles)
         platform.install()
 
         from sglang.srt.runtime_context import SpawnRanks, publish
@@ -52,13 +53,14 @@ class Sglang(SglangEngine):
         from overlap_bench.engines.sglang import scheduler, worker
 
         worker.install(self._card)
+        toggles.put(self.toggles)
         arguments = ServerArgs(**self.arguments("triton"), grammar_backend="none")
         publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
         with card.OnHost(), TemporaryDirectory(prefix="ranks-") as folder:
             # One rank finds itself by a file, and by no port.
             os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = (Path(folder) / "store").as_uri()
             self._loop = scheduler.Loop(
-                arguments, self._card, self._feed, self._admit, self._say, self.planted_ns
+                arguments, self._card, self._feed, self._admit, self._say, self.planted_ns, self.toggles
             )
         if self._loop.enable_overlap != (self.toggles["schedule"] == "overlap"):
             raise api.BadSetting(

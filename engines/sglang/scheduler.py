@@ -18,6 +18,7 @@ from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOu
 from sglang.srt.server_args import PortArgs, ServerArgs
 
 from overlap_bench.engines.delay import spin
+from overlap_bench.engines.sglang.toggles import Settings, check_in_force
 from overlap_bench.engines.sglang.worker import size_of
 from overlap_bench.engines.sglang_base.card import Card
 from overlap_bench.engines.steps import DECODE, PREFILL, Steps
@@ -115,12 +116,14 @@ class Loop(Scheduler):  # type: ignore[misc]
         admit: Callable[[str, int], None],
         say: Callable[[Any], None],
         planted_ns: int | None,
+        toggles: Settings,
     ) -> None:
         self.card, self.steps = card, Steps()
         card.delay = self.steps.delay
         self._feed, self._admit, self._say, self._planted_ns = feed, admit, say, planted_ns
         self._began_ns = 0
         self._parking = False
+        self._unchecked: Settings | None = toggles  # until its first step
         self.processing: Any = None  # the batch whose results are
         super().__init__(arguments, NOBODY)
 
@@ -203,7 +206,17 @@ class Loop(Scheduler):  # type: ignore[misc]
         with card.counting():
             result = super().run_batch(batch, pp_proxy_tensors)
         card.launched()  # sampling and the copy to the host, too
+        if self._unchecked is not None:
+            check_in_force(self._unchecked, self, result)
+            self._unchecked = None
         return result
+
+    def launch_batch_sample_if_needed(self, batch_result: Any, cur_batch: Any) -> Any:
+        """Count what sampling asks of torch where it is launched later (toggle `sample`)."""
+        if batch_result is None or batch_result.delay_sample_func is None:
+            return None
+        with self.card.counting():
+            return super().launch_batch_sample_if_needed(batch_result, cur_batch)
 
     def process_batch_result(self, batch: Any, result: Any) -> None:
         program = self.card.programs[0]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from overlap_bench.engines.api import STEP_KINDS
 from overlap_bench.harness.metrics.definitions import SLICED
 from tests.support.bench_command import PATIENCE_S, compared
+from tests.support.in_process import ended
+from tests.support.small_sglang import DELAY_NS
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = {
@@ -26,6 +29,7 @@ WAYS = {
         "cached": "schedule=normal prefix_cache=on",
         "overlap": "schedule=overlap",
         "overlap, cached": "schedule=overlap prefix_cache=on",
+        "switched": "schedule=overlap ipc=msgpack sample=delayed flag_scan=one-pass field_names=cached",
     },
     "sglang_044": {
         "normal": "schedule=normal attention=flashinfer",
@@ -126,6 +130,14 @@ def test_a_decode_step_is_one_replay_and_a_launch_of_triton(said: Said) -> None:
         assert 5 <= decode["copies"] < 12
 
 
+def test_each_phase_can_be_delayed_and_shows_it(said: Said) -> None:
+    for each in said.values():
+        assert set(each["delayed"]) == {"schedule", "metadata", "launch", "append", "output"}
+        for phase, (spent_ns, least_ns, steps) in each["delayed"].items():
+            assert spent_ns >= steps * DELAY_NS, phase
+            assert least_ns >= DELAY_NS, phase
+
+
 def test_a_step_that_comes_to_an_absent_package_ends_the_round(said: Said) -> None:
     for way, each in said.items():
         assert "came to vllm.ops in a step" in each["broken"]
@@ -150,3 +162,31 @@ def test_a_variant_gives_equal_outputs_in_turns(tmp_path: Path, package: str, va
     assert metrics[SLICED]["before"] > 3
     waited = metrics.get("phase_wait_launch_done_us", {}).get("before") or 0
     assert (waited > 0) == (package == "sglang_044")
+
+
+def changed_streamer(python: str) -> str:
+    """A diff of the function that a toggle's own side stands in for, as of a checkout of SGLang."""
+    name = "sglang/srt/managers/scheduler_components/output_streamer.py"
+    (installed,) = Path(python).absolute().parents[1].glob(f"lib/*/site-packages/{name}")
+    before = installed.read_text().splitlines(keepends=True)
+    at = before.index("        # Send to detokenizer\n")
+    after = [*before[:at], "        accepted = len(acc.rids)  # of no use\n", *before[at:]]
+    return "".join(unified_diff(before, after, f"a/python/{name}", f"b/python/{name}"))
+
+
+def test_a_diff_is_measured_and_our_own_side_does_not_take_its_place(tmp_path: Path) -> None:
+    python = have("sglang")
+    (tmp_path / "change.diff").write_text(changed_streamer(python))
+    patch = f"patch={tmp_path / 'change.diff'}"
+    few = (
+        *("--engine", "sglang", "--pace", "3ms", "--trials", "2", "--set", f"python={python}"),
+        *("--max-new-tokens", "32", "--num-requests", "16"),
+    )
+    found = compared(*few, "--after", patch, out=tmp_path / "out")
+    assert found["after"]["patch"]["files"] == ["sglang/srt/managers/scheduler_components/output_streamer.py"]
+    (ran,) = found["changed_code"]["in_rounds"]
+    assert ran.endswith("SchedulerOutputStreamer._stream_output_generation")
+    sides = ("--set", patch, "--before", "flag_scan=installed", "--after", "flag_scan=one-pass")
+    code, _, stderr = ended({**os.environ}, tmp_path, "run", *few, *sides)
+    assert code == 2
+    assert "flag_scan=one-pass does not fit: it is our own rewriting" in stderr

@@ -18,6 +18,7 @@ from overlap_bench.engines import api
 PACE = "decode=1ms,prefill=1ms+1us*tokens,launch=2us,replay=20us,copy=2us,wake=5us"
 PROMPTS = [[10 + row, *range(40, 44 + 3 * row)] for row in range(8)]
 TOKENS = 24
+DELAY_NS = 200_000
 
 
 class Sink:
@@ -48,10 +49,13 @@ class Sink:
 
 
 class Round:
-    """Requests that are asked for at once; `drain`: after so many steps, again and again."""
+    """Requests that are asked for at once; `drain`: after so many steps, again and again; `delayed`: the
+    phase that each step spends longer in."""
 
-    def __init__(self, requests: list[api.Request], drain: int = 0, cancel: Sequence[int] = ()) -> None:
-        self.requests, self.drain, self.cancel = requests, drain, cancel
+    def __init__(
+        self, requests: list[api.Request], drain: int = 0, cancel: Sequence[int] = (), delayed: str = ""
+    ) -> None:
+        self.requests, self.drain, self.cancel, self.delayed = requests, drain, cancel, delayed
 
 
 class Script:
@@ -64,6 +68,7 @@ class Script:
         self.steps = 0
         self.said: dict[str, Any] = {}
         self.records: dict[str, Any] = {}
+        self.spent: dict[str, int] = {}  # by delayed phase, ns
 
     def pump(self, timeout: float | None) -> bool:
         if timeout == 0:
@@ -78,10 +83,14 @@ class Script:
         if self.now:
             self.said[self.now] = self.sink.take()
             self.records[self.now] = steps_of(self.engine.collect())
+            if phase := self.rounds[self.now].delayed:
+                self.spent[phase] = self.engine.delay("", 0)
         if not self.left:
             return False
         self.now, self.steps = self.left.pop(0), 0
         self.engine.begin_round()
+        if phase := self.rounds[self.now].delayed:
+            self.engine.delay(phase, DELAY_NS)
         for each in self.rounds[self.now].requests:
             self.engine.submit(each)
         return True
@@ -97,6 +106,16 @@ def steps_of(record: api.RoundRecord) -> list[dict[str, int]]:
     ]
 
 
+def delays(script: Script) -> dict[str, tuple[int, int, int]]:
+    """By phase: the ns that delays took, how long it was at least, and how many steps there were."""
+    found = {}
+    for phase, spent in script.spent.items():
+        steps = script.records[phase]
+        least = min(step[f"{phase}.end"] - step[f"{phase}.start"] for step in steps)
+        found[phase] = (spent, least, len(steps))
+    return found
+
+
 def break_off(package: str, engine: api.Engine, script: Script) -> str:
     """What ends a round in which a step comes to a package that isn't there."""
     model = import_module(f"{package}.worker").Model
@@ -110,6 +129,7 @@ def break_off(package: str, engine: api.Engine, script: Script) -> str:
 
 def main() -> None:
     package = f"overlap_bench.engines.{sys.argv[1]}"
+    spec = import_module(package).SPEC
     toggles = dict(each.split("=") for each in sys.argv[2:])
     cached = toggles.pop("prefix_cache", "off") == "on"
     options = api.EngineOptions(
@@ -143,6 +163,8 @@ def main() -> None:
     rounds = {"stopped": Round([api.Request(3, PROMPTS[3], TOKENS, stop=[whole[12:16]])])}
     last = Script(engine, sink, rounds)
     engine.run(last.pump)
+    delayed = Script(engine, sink, {phase: Round(alone, delayed=phase) for phase in spec.phases})
+    engine.run(delayed.pump)
     broken = break_off(package, engine, Script(engine, sink, {"broken": Round(alone)}))
     engine.stop()
     print(
@@ -152,6 +174,7 @@ def main() -> None:
                 "toggles": described.toggles,
                 "said": script.said | last.said,
                 "steps": script.records | last.records,
+                "delayed": delays(delayed),
                 "counts": {kind: each.of_a_step() for kind, each in engine._card.counts.items()},  # type: ignore[attr-defined]
                 "stop": whole[12:16],
                 "broken": broken,

@@ -6,7 +6,8 @@ Tried with 0.32.0. Another version fits as long as it has these; what it lacks i
 from __future__ import annotations
 
 from overlap_bench.engines.api import BadSetting
-from overlap_bench.engines.vllm.fits import TRIED, Taken, missing, version
+from overlap_bench.engines.fits import Taken, missing
+from overlap_bench.engines.vllm.fits import TRIED, version
 
 RUNNER = "vllm.v1.worker.gpu.model_runner"
 TAKEN: Taken = (

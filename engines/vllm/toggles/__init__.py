@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from overlap_bench.engines.api import BadSetting, EngineError
+from overlap_bench.engines.fits import differing, missing
 from overlap_bench.engines.vllm import fits
 from overlap_bench.engines.vllm.toggles import (
     async_scheduling,
@@ -98,12 +99,12 @@ def check(settings: Settings, *, prefix_cache: bool, recorder: bool) -> None:
         package = change.packages.get(choice)
         if package is not None and find_spec(package) is None:
             raise BadSetting(f"{name} needs {package}: {sys.executable} -m pip install {package}")
-        if choice != INSTALLED and (lacking := fits.missing(change.needs)):
+        if choice != INSTALLED and (lacking := missing(change.needs)):
             raise BadSetting(
                 f"{name} does not fit vLLM {fits.version()}, and was written for {fits.TRIED}: it has no "
                 f"{', no '.join(lacking)}"
             )
-        if choice == change.toggle.rewritten and (changed := fits.other(change.like)):
+        if choice == change.toggle.rewritten and (changed := differing(change.like)):
             raise BadSetting(
                 f"{name} does not fit vLLM {fits.version()}: it is our own rewriting, after the code of "
                 f"{fits.TRIED}, and here another one is {' and '.join(changed)}"

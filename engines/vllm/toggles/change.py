@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from overlap_bench.engines.api import Toggle
-from overlap_bench.engines.vllm.fits import Taken
+from overlap_bench.engines.fits import Taken
 
 Put = Callable[[], None]
 PUT = "BENCH_VLLM_TOGGLES"  # in the environment of each process of an engine: "block_map=nested"
@@ -21,7 +21,7 @@ class Change:
 
     toggle: Toggle
     needs: Taken = ()  # of vLLM, for any choice but INSTALLED
-    # For our own side: functions of vLLM that it does the same as, "module:name", by their digest (fits.py).
+    # For our own side: functions of vLLM that it does the same as, "module:name", by digest (fits.digest).
     like: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)  # by choice, one that vLLM does not bring
     variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from overlap_bench.engines.api import BadSetting, EngineError, EngineOptions
+from overlap_bench.engines.fits import differing, digest
 from overlap_bench.engines.vllm import SPEC, engine, fits, toggles
 from overlap_bench.engines.vllm.toggles import CHANGES, detokenizer
 from overlap_bench.engines.vllm.toggles.block_hasher import full
@@ -179,7 +180,7 @@ def test_a_detokenizer_is_in_force_where_a_request_has_it(monkeypatch: pytest.Mo
 def test_a_rewriting_is_refused_where_what_it_was_written_after_reads_otherwise(
     vllm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fits, "missing", lambda taken: [])
+    monkeypatch.setattr(toggles, "missing", lambda taken: [])
     like = {name: each for name, change in BY_NAME.items() for each in change.like}
     assert like.keys() == {"block_hasher", "slots", "update"}
     for name, where in like.items():
@@ -190,8 +191,8 @@ def test_a_rewriting_is_refused_where_what_it_was_written_after_reads_otherwise(
         assert str(refusal.value).endswith(f"here another one is {where}")
         toggles.check({name: INSTALLED}, prefix_cache=cached, recorder=True)
     here = f"{full.__module__}:full"
-    assert fits.other({here: "0" * 16}) == [here]
-    assert fits.other({here: fits._digest(full.__module__, "full"), "gone:name": "1"}) == ["gone:name"]
+    assert differing({here: "0" * 16}) == [here]
+    assert differing({here: digest(full.__module__, "full"), "gone:name": "1"}) == ["gone:name"]
 
 
 def test_a_vllm_that_no_arm_fits_is_told_what_it_lacks(vllm: None) -> None:

@@ -22,6 +22,7 @@ NAMES = (
     "roseinfer-pinned-h2d",
     "sglang-launch-done",
     "sglang-launch-done-own-code",
+    "sglang-scheduler-cuts",
     "small-model-share",
     "vllm-output-processor",
 )
