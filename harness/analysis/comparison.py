@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from overlap_bench.harness.analysis import factorial, nodes, outputs, prediction, turns, warnings, words
+from overlap_bench.harness.analysis import (
+    factorial,
+    nodes,
+    outputs,
+    prediction,
+    turns,
+    verdict_warnings,
+    words,
+)
+from overlap_bench.harness.analysis.arm_warnings import circumstances
 from overlap_bench.harness.analysis.mechanism import mechanism, planted
 from overlap_bench.harness.analysis.result import (
-    UNDECIDED,
     Comparison,
     FactorialResult,
     MetricRow,
+    Nodes,
     Patched,
     Result,
     Settings,
-    Severity,
     Sides,
-    Warning,
-    ranked,
 )
 from overlap_bench.harness.analysis.rule import reason_to_stop
 from overlap_bench.harness.analysis.values import (
     THROUGHPUTS,
+    block_seconds,
     block_values,
     check_values,
     effect_of,
@@ -34,6 +41,7 @@ from overlap_bench.harness.analysis.values import (
     offered_load,
     sides,
 )
+from overlap_bench.harness.analysis.warnings import Warning, ranked
 from overlap_bench.harness.common.formatting import blocks_of, minutes_of
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values, values_between
@@ -76,7 +84,12 @@ def _factorial(
     judged = {
         contrasts.label(each.term): each.weights for each in factorial.declared(planned.factors, design.arms)
     }
-    told = warnings.of_factorial(manifest, blocks, values, judged)
+    numbers = [block.number for block in blocks]
+    told = [
+        *verdict_warnings.few_trials(design, len(blocks)),
+        *verdict_warnings.of_order_of_factorial(manifest, numbers, values, judged),
+        *circumstances(manifest, blocks, values),
+    ]
     return factorial.analyse(planned, design, values, [block.node for block in blocks], told)
 
 
@@ -147,7 +160,6 @@ def comparison(
     measured_by = [block.node for block in blocks]
     effects = _effects(design, per_block, measured_by)
     by_node = nodes.on_nodes(design, per_block, measured_by, alpha) if len(design.arms) > 1 else None
-    nodes_decide = by_node is not None and by_node.unit == "node"
     if adjusted is None:
         adjusted = verdicts.holm(_family(effects, design.secondaries))
     offered = offered_load(design, per_block)
@@ -183,27 +195,53 @@ def comparison(
         overlaid=manifest.overlaid,
         warnings=ranked(
             [
-                *([] if apart is None else [Warning(UNDECIDED, f"undecided: {apart}", Severity.OVERRULES)]),
+                *([] if apart is None else [verdict_warnings.Contradicted(apart)]),
                 *(turns.of_size(design, per_block, alpha) if after and apart is None else []),
-                *(
-                    Warning("decision", f"no verdict on {name}: it {where}", Severity.QUALIFIES)
-                    for name in design.secondaries
-                    if len(design.arms) > 1 and (where := lacking(design, per_block, name)) is not None
-                ),
+                *_without_verdict(design, per_block),
                 *turns.of_turns(design, blocks),
-                *nodes.of_nodes_that_disagree(by_node, verdict),
-                *warnings.collect(
-                    manifest,
-                    blocks,
-                    values,
-                    effect_of(design.primary, values[design.primary], alpha)
-                    if design.primary in effects
-                    else None,
-                    None if nodes_decide else verdict,
-                ),
+                *_of_primary(manifest, blocks, values, verdict, by_node, alpha),
+                *circumstances(manifest, blocks, values),
             ]
         ),
     )
+
+
+def _of_primary(
+    manifest: Manifest,
+    blocks: Sequence[Block],
+    values: Mapping[str, Mapping[str, Sequence[float]]],
+    word: str | None,
+    by_node: Nodes | None,
+    alpha: float,
+) -> Iterator[Warning]:
+    """What is to be said of the decision on the primary."""
+    design = manifest.design
+    per_arm = values.get(design.primary, {})
+    if len(per_arm) != 2:
+        return
+    effect = effect_of(design.primary, per_arm, alpha)
+    disagree_by = by_node.spread if by_node is not None and by_node.unit == "node" else None
+    yield from verdict_warnings.of_decision(
+        verdict_warnings.Decided(
+            design=design,
+            trials=len(blocks),
+            effect=effect,
+            word=word,
+            seconds=block_seconds(blocks),
+            nodes=0 if by_node is None else len(by_node.changes),
+            disagree_by=disagree_by,
+        )
+    )
+    if effect.scale == "ratio" and effect.sd is not None:
+        numbers = [block.number for block in blocks]
+        yield from verdict_warnings.of_order(manifest, numbers, *per_arm.values())
+
+
+def _without_verdict(design: Design, per_block: Sequence[Values]) -> Iterator[Warning]:
+    """Declared secondaries that some trial has no value of."""
+    for name in design.secondaries if len(design.arms) > 1 else ():
+        if (where := lacking(design, per_block, name)) is not None:
+            yield verdict_warnings.NoVerdictOn(name, where)
 
 
 def never_ran(manifest: Manifest) -> str | None:

@@ -13,7 +13,8 @@ from overlap_bench.harness.analysis.catalogue import Catalogue
 from overlap_bench.harness.analysis.experiment_result import ExperimentResult
 from overlap_bench.harness.analysis.explain import Explained
 from overlap_bench.harness.analysis.gate_plans import GatePlans
-from overlap_bench.harness.analysis.result import Result, SweepResult, to_plain
+from overlap_bench.harness.analysis.plain import to_plain
+from overlap_bench.harness.analysis.result import Result, SweepResult
 from overlap_bench.harness.analysis.sensitivity import Sensitivity
 from overlap_bench.harness.report import (
     bisection_tables,

@@ -158,11 +158,8 @@ def to_markdown(run: Run) -> str:
 
 
 def _shown(run: Run) -> tuple[Result, Comparison]:
-    """The result and its comparison, each warning on one line: an error that it quotes may have several."""
     (comparison,) = run.result.comparisons
-    said = [msgspec.structs.replace(each, text=" ".join(each.text.split())) for each in comparison.warnings]
-    comparison = msgspec.structs.replace(comparison, warnings=said)
-    return msgspec.structs.replace(run.result, comparisons=[comparison]), comparison
+    return run.result, comparison
 
 
 def _as_text(markdown: str) -> str:

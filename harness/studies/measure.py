@@ -18,7 +18,8 @@ from overlap_bench.harness.analysis import noise_floor
 from overlap_bench.harness.analysis.comparison import result, so_far
 from overlap_bench.harness.analysis.noise_floor import with_floor
 from overlap_bench.harness.analysis.outputs import outputs_differ
-from overlap_bench.harness.analysis.result import Result, to_plain
+from overlap_bench.harness.analysis.plain import to_stored
+from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.analysis.rule import enough
 from overlap_bench.harness.analysis.values import block_seconds, block_values
 from overlap_bench.harness.common.differences import difference
@@ -199,7 +200,7 @@ def _measure(folder: Path, manifest: Manifest, display: Display, source: Source)
         found = with_floor(
             result(manifest, blocks, values), manifest, noise_floor.folder_of(folder), block_seconds(blocks)
         )
-        write_summary(folder, to_plain(found))
+        write_summary(folder, to_stored(found))
     except BaseException as error:
         kept = len(finished_blocks(folder))
         if kept and not isinstance(error, StoreError):  # what lies there can't be gone on with as it is

@@ -18,7 +18,8 @@ from rich.console import Console
 import overlap_bench
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison, factorial
-from overlap_bench.harness.analysis.result import Result, to_plain
+from overlap_bench.harness.analysis.plain import to_plain
+from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.report import factorial_tables, formats, page
 from overlap_bench.harness.stats import contrasts, paired, verdicts

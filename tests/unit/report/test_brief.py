@@ -9,16 +9,9 @@ from msgspec.structs import replace
 from rich.console import Console
 
 import overlap_bench
-from overlap_bench.harness.analysis.result import (
-    Comparison,
-    Counter,
-    MetricRow,
-    Result,
-    Severity,
-    Warning,
-    from_plain,
-    to_plain,
-)
+from overlap_bench.harness.analysis.plain import from_plain, to_plain
+from overlap_bench.harness.analysis.result import Comparison, Counter, MetricRow, Result
+from overlap_bench.harness.analysis.warnings import Severity, Told
 from overlap_bench.harness.report import brief, formats
 from overlap_bench.harness.report.page import Page
 from tests.support import made_blocks
@@ -67,11 +60,11 @@ def test_counters_that_tell_the_arms_apart_are_shown_in_units_one_can_read() -> 
     assert not {"gc", "equal", "waited_ns"} & rows.keys()
 
 
-MANY = [Warning("noise", f"noise: {number}") for number in range(4)]
+MANY = [Told(f"noise: {number}", weight=Severity.DESCRIBES) for number in range(4)]
 
 
 def test_warnings_that_do_something_to_the_verdict_stand_below_it_and_the_others_are_counted() -> None:
-    weighty = [Warning("x", f"{number}", severity) for number in range(4) for severity in reversed(Severity)]
+    weighty = [Told(f"{number}", weight=severity) for number in range(4) for severity in reversed(Severity)]
     shown = page_of(warnings=[*MANY, *weighty])
     leading = [each.text for each in sorted(weighty, key=lambda each: each.severity) if each.leads]
     assert list(shown.lines[:8]) == [f"Warning: {text}" for text in leading]
