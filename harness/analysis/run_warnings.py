@@ -150,8 +150,8 @@ class NotSteady(OfRun, frozen=True):
     growth_ms: float
     slower: str
     says = (
-        "not steady: the queue wait of {arm} grew by {growth_ms:.3g} ms over a round, since arrivals outrun the "
-        "engine: try {slower}"
+        "not steady: the queue wait of {arm} grew by {growth_ms:.3g} ms over a round; arrivals outrun "
+        "the engine: try {slower}"
     )
 
     @classmethod
