@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis import across_warnings, comparison, outputs
+from overlap_bench.harness.analysis import across_warnings, comparison, decision, outputs
 from overlap_bench.harness.analysis.arm_warnings import FromAnotherTool, NotLikeOurs, circumstances
 from overlap_bench.harness.analysis.mechanism import mechanism
 from overlap_bench.harness.analysis.result import (
@@ -185,7 +185,12 @@ def _interleaved(left: Side, right: Side) -> Comparison:
         for name, row in found.metrics.items()
     }
     told = across_warnings.NotCompared(first, before, after)
-    return msgspec.structs.replace(found, metrics=rows, warnings=ranked([told, *found.warnings]))
+    return msgspec.structs.replace(
+        found,
+        metrics=rows,
+        verdict=decision.NOT_COMPARED,
+        warnings=ranked([told, *found.warnings]),
+    )
 
 
 def _apart(left: Side, right: Side) -> Comparison:
@@ -229,6 +234,7 @@ def _apart(left: Side, right: Side) -> Comparison:
         mechanism=mechanism(design, blocks),
         limit=comparison.limits(design, values),
         prediction=NoPrediction(none="the arms are of different runs"),
+        verdict=decision.NOT_INTERLEAVED,
         warnings=ranked(
             [
                 *_warnings(left, right),

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from overlap_bench.harness.analysis import (
+    decision,
     factorial,
     nodes,
     outputs,
@@ -53,7 +54,6 @@ from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.manifest import Manifest
 
 LIMITS = ("device_busy", "exposed_host_us")
-ONE_BOOT = "undecided: one boot per side"  # boots differ: from one per side, nothing can be said
 
 
 def result(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values] | None = None) -> Result:
@@ -165,16 +165,28 @@ def comparison(
     offered = offered_load(design, per_block)
     before, *after = design.arms_with_plant(manifest.plant_ns)
     did = mechanism(design, blocks)
+    apart = turns.disagreement(design, per_block, alpha) if design.primary in definitions.OF_PAIRS else None
+    never = never_ran(manifest)
+    decided = {
+        name: _decided(design, name, effects[name], adjusted.get(name), offered, alpha)
+        for name in dict.fromkeys((design.primary, *design.secondaries))
+        if name in effects
+    }
+    judged = [name for name, found in decided.items() if found != decision.OFFERED]
+    if apart is not None:
+        decided[design.primary] = decision.CONTRADICTED
+    if never is not None:
+        decided = dict.fromkeys(decided, decision.never_ran(never))
     rows = {
-        name: _judged_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered, alpha)
+        name: msgspec.structs.replace(
+            metric_row(name, per_arm[design.arms[0].name], effects.get(name)),
+            p_adjusted=adjusted.get(name) if name in judged else None,
+            verdict=decided[name].stored if name in decided else None,
+        )
         for name, per_arm in values.items()
     }
-    apart = turns.disagreement(design, per_block, alpha) if design.primary in definitions.OF_PAIRS else None
-    if apart is not None:
-        rows[design.primary] = msgspec.structs.replace(rows[design.primary], verdict="undecided")
-    if never_ran(manifest) is not None:
-        rows = {name: msgspec.structs.replace(row, verdict=None) for name, row in rows.items()}
-    verdict = rows[design.primary].verdict if design.primary in rows and apart is None else None
+    verdict = decided.get(design.primary)
+    word = None if verdict is None or apart is not None else verdict.word
     return Comparison(
         variant=design.name,
         before=settings(before),
@@ -193,13 +205,14 @@ def comparison(
         nodes=by_node,
         changed_code=manifest.changed_code if after else None,
         overlaid=manifest.overlaid,
+        verdict=verdict,
         warnings=ranked(
             [
                 *([] if apart is None else [verdict_warnings.Contradicted(apart)]),
                 *(turns.of_size(design, per_block, alpha) if after and apart is None else []),
                 *_without_verdict(design, per_block),
                 *turns.of_turns(design, blocks),
-                *_of_primary(manifest, blocks, values, verdict, by_node, alpha),
+                *_of_primary(manifest, blocks, values, word, by_node, alpha),
                 *circumstances(manifest, blocks, values),
             ]
         ),
@@ -332,20 +345,12 @@ def metric_row(name: str, before: Sequence[float], effect: paired.Effect | None)
     )
 
 
-def _judged_row(
-    design: Design,
-    name: str,
-    per_arm: Mapping[str, Sequence[float]],
-    effect: paired.Effect | None,
-    p_adjusted: float | None,
-    offered: bool,
-    alpha: float,
-) -> MetricRow:
-    row = metric_row(name, per_arm[design.arms[0].name], effect)
-    declared = name == design.primary or name in design.secondaries
-    if effect is None or not declared or (name in THROUGHPUTS and offered):
-        return row
-    verdict: str | None = verdicts.verdict(effect, design.margin, *kind_of(name), p_adjusted, alpha)
+def _decided(
+    design: Design, name: str, effect: paired.Effect, p_adjusted: float | None, offered: bool, alpha: float
+) -> decision.Verdict:
+    """What is decided about a declared metric, whatever else speaks against it."""
+    if name in THROUGHPUTS and offered:
+        return decision.OFFERED
     if any(arm.is_remote for arm in design.arms):
-        verdict = ONE_BOOT
-    return msgspec.structs.replace(row, p_adjusted=p_adjusted, verdict=verdict)
+        return decision.ONE_BOOT
+    return decision.decide(effect, design.margin, *kind_of(name), p_adjusted, alpha)

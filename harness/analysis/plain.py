@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
 
-from overlap_bench.harness.analysis import across_warnings, arm_warnings  # noqa: F401  (whose kinds are read)
+from overlap_bench.harness.analysis import across_warnings, arm_warnings, decision  # noqa: F401  (whose kinds are read)
 from overlap_bench.harness.analysis import warnings as warnings_
 from overlap_bench.harness.analysis.result import TAG
 from overlap_bench.harness.common.names import sentence_of_today
@@ -27,6 +28,9 @@ def to_plain(found: msgspec.Struct) -> dict[str, Any]:
     """The object of --format json, below its headline and verdict: the struct field by field, warnings as
     their sentences."""
     plain: dict[str, Any] = _plain(msgspec.to_builtins(found), lambda told: warnings_.of_fields(told).text)
+    for each in (plain, *plain.get("comparisons", ())):
+        if "metrics" in each:  # of a comparison, whose rows have the words
+            each.pop("verdict", None)
     return plain
 
 
@@ -58,7 +62,11 @@ def _with_structs(plain: Any) -> Any:
         return [_with_structs(each) for each in plain]
     if not isinstance(plain, dict):
         return plain
-    return {KEYS.get(name, name): _as_struct(name, value) for name, value in plain.items()}
+    found = {KEYS.get(name, name): _as_struct(name, value) for name, value in plain.items()}
+    if {"primary", "metrics", "margin", "after"} <= found.keys() and "verdict" not in found:
+        with suppress(KeyError, TypeError, AttributeError):  # of a damaged one: it is refused as it is
+            found["verdict"] = decision.of_older(found)
+    return found
 
 
 def _as_struct(name: str, value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from overlap_bench.harness.analysis.decision import Verdict
 from overlap_bench.harness.analysis.warnings import Warning
 from overlap_bench.harness.plan.design import Factor, LeftOut, Ref
 from overlap_bench.harness.plan.patch import Patch
@@ -197,6 +198,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Nodes | None = None  # None: one machine measured all blocks
     changed_code: ChangedCode | None = None  # that the arms differ by; None: they run one installation
     overlaid: list[Overlaid] = []  # that no ref has, and both arms run
+    verdict: Verdict | None = None  # on the primary, with its reason; None of one arm alone
     warnings: list[Warning]
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis import comparison, noise_floor
+from overlap_bench.harness.analysis import comparison, decision, noise_floor
 from overlap_bench.harness.analysis import values as values_
 from overlap_bench.harness.analysis.plain import Found, from_plain
 from overlap_bench.harness.analysis.result import Comparison, Result
@@ -118,7 +118,9 @@ def _unjudged(found: Comparison, design: Design) -> Comparison:
     most = "at most " if design.may_end_early else ""
     told = Unfinished(found.blocks, f"{most}{design.blocks}")
     others = [each for each in found.warnings if not each.settles]
-    return msgspec.structs.replace(found, metrics=rows, warnings=[told, *others])
+    return msgspec.structs.replace(
+        found, metrics=rows, verdict=decision.NOT_FINISHED, warnings=[told, *others]
+    )
 
 
 def summary(folder: Path, kind: type[Found]) -> Found:

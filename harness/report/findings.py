@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from overlap_bench.harness.analysis.decision import ONE_BOOT
 from overlap_bench.harness.analysis.result import Comparison, Counter, MetricRow
 from overlap_bench.harness.analysis.warnings import Warning, ranked
 from overlap_bench.harness.analysis.words import difference, interval
@@ -21,8 +22,8 @@ def leading(comparison: Comparison) -> Iterator[str]:
     """Lines right below the verdict: warnings that overrule or qualify it, and, where nothing is decided, the
     way out, and what was found all the same."""
     yield from below_verdict(comparison.warnings)
-    row = comparison.decided
-    if row is None or row.verdict != "undecided":
+    verdict = comparison.verdict
+    if verdict is None or verdict.word != "undecided" or verdict == ONE_BOOT:
         return
     phases = [f"{name} {difference(each)} {interval(each)}" for name, each in _phases(comparison).items()]
     counters = [

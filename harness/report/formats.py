@@ -86,8 +86,8 @@ def verdict_of(found: Found) -> str | None:
         return None
     if found.gate is not None:
         return found.gate.verdict
-    decided = found.comparisons[0].decided if len(found.comparisons) == 1 else None
-    return None if decided is None or decided.verdict is None else decided.verdict.partition(":")[0]
+    verdict = found.comparisons[0].verdict if len(found.comparisons) == 1 else None
+    return None if verdict is None else verdict.word
 
 
 def to_csv(found: Found) -> str:

@@ -170,8 +170,7 @@ def _as_text(markdown: str) -> str:
 def _tone(comparison: Comparison) -> str:
     if comparison.outputs.unexplained:
         return "bad"
-    row = comparison.decided
-    return TONES.get((row and row.verdict) or "", "open")
+    return TONES.get((comparison.verdict and comparison.verdict.word) or "", "open")
 
 
 def _leading(run: Run, comparison: Comparison) -> list[Picture]:
