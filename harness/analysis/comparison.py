@@ -232,7 +232,7 @@ def _of_primary(
     per_arm = values.get(design.primary, {})
     if len(per_arm) != 2:
         return
-    effect = effect_of(design.primary, per_arm, alpha)
+    effect, (before, after) = effect_of(design.primary, per_arm, alpha), per_arm.values()
     disagree_by = by_node.spread if by_node is not None and by_node.unit == "node" else None
     yield from verdict_warnings.of_decision(
         verdict_warnings.Decided(
@@ -247,7 +247,7 @@ def _of_primary(
     )
     if effect.scale == "ratio" and effect.sd is not None:
         numbers = [block.number for block in blocks]
-        yield from verdict_warnings.of_order(manifest, numbers, *per_arm.values())
+        yield from verdict_warnings.of_order(manifest, numbers, before, after)
 
 
 def _without_verdict(design: Design, per_block: Sequence[Values]) -> Iterator[Warning]:

@@ -302,7 +302,8 @@ def _of_described(claim: Claim, run: Finished) -> list[Warning]:
     if effect is None or sides is None or effect.scale != "ratio" or effect.sd is None:
         return []
     manifest = _deciding_by(claim, run).pair(claim.before, claim.arm)
-    order = of_order(manifest, [block.number for block in run.blocks], *sides.values(), judged=False)
+    before, after = sides.values()
+    order = of_order(manifest, [block.number for block in run.blocks], before, after, judged=False)
     return [each.about(f"{claim.change}, {claim.before} → {claim.arm}") for each in order]
 
 

@@ -382,6 +382,7 @@ class Skipped(OfRun, frozen=True):
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
         rounds = run.rounds[run.rounds["arm"] == run.manifest.design.arms[0].name]
-        counts = {why: int(rounds[name].sum()) for why in SKIPPED if (name := f"skipped.{why}") in rounds}
-        if any(counts.values()):
-            yield cls(**counts)
+        names = [f"skipped.{why}" for why in SKIPPED]
+        counts = [int(rounds[name].sum()) if name in rounds else 0 for name in names]
+        if any(counts):
+            yield cls(*counts)

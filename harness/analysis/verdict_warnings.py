@@ -247,6 +247,7 @@ def of_order(
     numbers: Sequence[int],
     before: Sequence[float],
     after: Sequence[float],
+    *,
     judged: bool = True,
 ) -> Iterator[Warning]:
     """What the order of the arms and of the trials did to a change, from one value per trial (`numbers`).
