@@ -62,7 +62,8 @@ def _with_structs(plain: Any) -> Any:
         return [_with_structs(each) for each in plain]
     if not isinstance(plain, dict):
         return plain
-    found: dict[str, Any] = {KEYS.get(str(name), str(name)): _as_struct(name, value) for name, value in plain.items()}
+    named = {str(name): _as_struct(name, value) for name, value in plain.items()}
+    found: dict[str, Any] = {KEYS.get(name, name): value for name, value in named.items()}
     if {"primary", "metrics", "margin", "after"} <= found.keys() and "verdict" not in found:
         with suppress(KeyError, TypeError, AttributeError):  # of a damaged one: it is refused as it is
             found["verdict"] = decision.of_older(found)
