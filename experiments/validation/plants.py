@@ -16,7 +16,8 @@ from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import CELLS, bench, cells, earlier, kept
 from overlap_bench.harness.analysis import mechanism
-from overlap_bench.harness.analysis.result import Comparison, from_plain
+from overlap_bench.harness.analysis.plain import from_plain
+from overlap_bench.harness.analysis.result import Comparison
 
 RUN = (
     *("aa", "--variant", "overlap", "--set", "schedule=overlap", "--trials", "8"),

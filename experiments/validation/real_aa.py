@@ -14,7 +14,8 @@ from typing import Any
 from experiments.common import command_line
 from experiments.common.record import FOLDER, write_result
 from experiments.common.repeated_runs import CELLS, bench, cells, earlier, kept
-from overlap_bench.harness.analysis.result import Comparison, from_plain
+from overlap_bench.harness.analysis.plain import from_plain
+from overlap_bench.harness.analysis.result import Comparison
 from overlap_bench.harness.report.figures.changes import funnel_of
 
 RUN = (

@@ -34,7 +34,8 @@ from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import bench, earlier
 from overlap_bench.harness.analysis import mechanism
-from overlap_bench.harness.analysis.result import Comparison, from_plain
+from overlap_bench.harness.analysis.plain import from_plain
+from overlap_bench.harness.analysis.result import Comparison
 from overlap_bench.harness.metrics import definitions
 
 LOOPS = {

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis.result import Settings, Warning
+from overlap_bench.harness.analysis.result import Settings
+from overlap_bench.harness.analysis.warnings import Kind, Severity, Warning
 from overlap_bench.harness.stats import paired
 from overlap_bench.harness.stats.stopping import ALPHA
 
@@ -89,6 +90,24 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     tasks: list[Row]
     answers: Agreement
     warnings: list[Warning]
+
+
+class Cut(Kind, frozen=True):
+    cut: int
+    asked: int
+    context: int
+    usual = Severity.QUALIFIES
+    says = (
+        "{cut} of {asked} requests were longer than max_context={context} and were cut on "
+        "the left: give --set max_context=N"
+    )
+
+
+class AnswersMayDiffer(Kind, frozen=True):
+    says = (
+        "answers that differ do not fail this: in half precision, or on a GPU, the last digit of a logit "
+        "depends on the batch, and can change one"
+    )
 
 
 def row(task: str, metric: str, before: Sequence[float], after: Sequence[float] | None) -> Row:

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis import comparison, outputs, warnings
+from overlap_bench.harness.analysis import across_warnings, comparison, decision, outputs
+from overlap_bench.harness.analysis.arm_warnings import FromAnotherTool, NotLikeOurs, circumstances
 from overlap_bench.harness.analysis.mechanism import mechanism
 from overlap_bench.harness.analysis.result import (
     Comparison,
@@ -24,12 +25,10 @@ from overlap_bench.harness.analysis.result import (
     NoPrediction,
     Result,
     Settings,
-    Severity,
-    Warning,
-    ranked,
 )
 from overlap_bench.harness.analysis.stored import check_two, finished, read_block, readable, result
 from overlap_bench.harness.analysis.values import scale_of, series
+from overlap_bench.harness.analysis.warnings import Severity, Warning, ranked
 from overlap_bench.harness.common import differences
 from overlap_bench.harness.metrics import boot, definitions
 from overlap_bench.harness.plan.design import Arm
@@ -185,9 +184,13 @@ def _interleaved(left: Side, right: Side) -> Comparison:
         name: msgspec.structs.replace(row, p_adjusted=None, verdict=None)
         for name, row in found.metrics.items()
     }
-    said = f"described, not judged: the run compares its arms with {first}, and not {after} with {before}"
-    told = Warning("decision", said, Severity.OVERRULES)
-    return msgspec.structs.replace(found, metrics=rows, warnings=ranked([told, *found.warnings]))
+    told = across_warnings.NotCompared(first, before, after)
+    return msgspec.structs.replace(
+        found,
+        metrics=rows,
+        verdict=decision.NOT_COMPARED,
+        warnings=ranked([told, *found.warnings]),
+    )
 
 
 def _apart(left: Side, right: Side) -> Comparison:
@@ -231,12 +234,13 @@ def _apart(left: Side, right: Side) -> Comparison:
         mechanism=mechanism(design, blocks),
         limit=comparison.limits(design, values),
         prediction=NoPrediction(none="the arms are of different runs"),
+        verdict=decision.NOT_INTERLEAVED,
         warnings=ranked(
             [
                 *_warnings(left, right),
                 *_uneven(sides, read),
                 *_in_place_of(design.primary, primary, sides, told),
-                *warnings.circumstances(manifest, blocks, values),
+                *circumstances(manifest, blocks, values),
             ]
         ),
     )
@@ -254,7 +258,7 @@ def _uneven(sides: Mapping[str, Side], read: Mapping[str, Sequence[Block]]) -> l
         return []
     each = zip(sides.values(), counts, strict=True)
     told = ", ".join(f"{side.label} has {count}" for side, count in each)
-    return [Warning("trials", f"numbers of trials differ: {told}")]
+    return [across_warnings.UnevenTrials(told)]
 
 
 def _primary_of_both(primary: str, values: Series) -> str:
@@ -277,8 +281,7 @@ def _in_place_of(primary: str, shared: str, sides: Mapping[str, Side], told: Ser
     else:
         lacking = [side.label for name, side in sides.items() if name not in told.get(primary, {})]
         why = f"it has no value in some trial of {' and '.join(lacking)}"
-    instead = f"{shared} is compared in place of {primary}: {why}"
-    return [Warning("decision", instead, Severity.QUALIFIES)]
+    return [across_warnings.InPlaceOf(shared, primary, why)]
 
 
 def _own_blocks(name: str, side: Side) -> list[Block]:
@@ -332,13 +335,9 @@ def _row(name: str, per_arm: dict[str, list[float]]) -> MetricRow:
 
 
 def _warnings(left: Side, right: Side) -> list[Warning]:
-    apart = (
-        f"not interleaved: {left.label} was measured at {_measured(left)}, {right.label} at "
-        f"{_measured(right)}. What the machine did in between is part of the change, and no number of "
-        "trials removes it: by simulation, equal arms compared this way differ in 43% of cases where the "
-        "machine wanders, not in the 5% claimed. So there is no verdict; bench run measures side by side"
-    )
-    found = [Warning("across-runs", apart, Severity.OVERRULES)]
+    found: list[Warning] = [
+        across_warnings.NotInterleaved(left.label, _measured(left), right.label, _measured(right))
+    ]
     one, other = left.manifest, right.manifest
     for what, old, new in (
         ("machine", msgspec.to_builtins(one.measured_on), msgspec.to_builtins(other.measured_on)),
@@ -347,10 +346,9 @@ def _warnings(left: Side, right: Side) -> list[Warning]:
     ):
         if differing := differences.difference(old, new):
             severity = Severity.QUALIFIES if what == "machine" else Severity.DESCRIBES
-            found.append(Warning("across-runs", f"different {what}: {differing}", severity))
+            found.append(across_warnings.Different(what, differing, weight=severity))
     if one.design.seed != other.design.seed:
-        seeds = "different seeds, so different prompts and arrivals: outputs are not compared"
-        found.append(Warning("across-runs", seeds))
+        found.append(across_warnings.OtherSeeds())
     return [*found, *_of_imported(left, right)]
 
 
@@ -364,14 +362,11 @@ def _measured(side: Side) -> str:
 def _of_imported(left: Side, right: Side) -> list[Warning]:
     """What a reader must know where another tool measured a side. The lines of the left one itself come with
     the comparison's circumstances, which are made from the left manifest."""
-    lines = []
+    found: list[Warning] = []
     if left.tool != right.tool:
         tools = " and ".join(side.tool or "this program" for side in (left, right))
-        by = (
-            f"measured by {tools}: each client's own time is part of its numbers, and whether the workload "
-            "was the same can't be known"
-        )
-        lines.append(Warning("import", by, Severity.QUALIFIES))
+        found.append(across_warnings.OtherClients(tools))
     if right.manifest.imported is not None:
-        lines += warnings.of_import(right.label, right.manifest.imported)
-    return lines
+        told = right.label, right.manifest.imported
+        found += [FromAnotherTool.of_import(*told), *NotLikeOurs.of_import(*told)]
+    return found

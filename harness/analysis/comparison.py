@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from overlap_bench.harness.analysis import nodes, outputs, prediction, turns, warnings, words
+from overlap_bench.harness.analysis import (
+    decision,
+    nodes,
+    outputs,
+    prediction,
+    turns,
+    verdict_warnings,
+    words,
+)
+from overlap_bench.harness.analysis.arm_warnings import circumstances
 from overlap_bench.harness.analysis.mechanism import mechanism, planted
 from overlap_bench.harness.analysis.result import (
-    UNDECIDED,
     Comparison,
     FactorialResult,
     MetricRow,
+    Nodes,
     Patched,
     Result,
     Settings,
-    Severity,
     Sides,
-    Warning,
-    ranked,
 )
 from overlap_bench.harness.analysis.rule import reason_to_stop
 from overlap_bench.harness.analysis.values import (
     THROUGHPUTS,
+    block_seconds,
     block_values,
     check_values,
     effect_of,
@@ -34,6 +41,7 @@ from overlap_bench.harness.analysis.values import (
     offered_load,
     sides,
 )
+from overlap_bench.harness.analysis.warnings import Warning, ranked
 from overlap_bench.harness.common.formatting import blocks_of, minutes_of
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values, values_between
@@ -45,7 +53,6 @@ from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.manifest import Manifest
 
 LIMITS = ("device_busy", "exposed_host_us")
-ONE_BOOT = "undecided: one boot per side"  # boots differ: from one per side, nothing can be said
 
 
 def result(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values] | None = None) -> Result:
@@ -79,7 +86,12 @@ def _factorial(
     judged = {
         contrasts.label(each.term): each.weights for each in factorial.declared(planned.factors, design.arms)
     }
-    told = warnings.of_factorial(manifest, blocks, values, judged)
+    numbers = [block.number for block in blocks]
+    told = [
+        *verdict_warnings.few_trials(design, len(blocks)),
+        *verdict_warnings.of_order_of_factorial(manifest, numbers, values, judged),
+        *circumstances(manifest, blocks, values),
+    ]
     return factorial.analyse(planned, design, values, [block.node for block in blocks], told)
 
 
@@ -153,22 +165,33 @@ def comparison(
     measured_by = [block.node for block in blocks]
     effects = _effects(design, values, measured_by)
     by_node = nodes.on_nodes(design, per_block, measured_by, alpha) if len(design.arms) > 1 else None
-    nodes_decide = by_node is not None and by_node.unit == "node"
     if adjusted is None:
         adjusted = verdicts.holm(_family(effects, design.secondaries))
     offered = offered_load(design, per_block)
     before, *after = design.arms_with_plant(manifest.plant_ns)
     did = mechanism(design, blocks)
+    apart = turns.disagreement(design, per_block, alpha) if design.primary in definitions.OF_PAIRS else None
+    never = never_ran(manifest)
+    decided = {
+        name: _decided(design, name, effects[name], adjusted.get(name), offered, alpha)
+        for name in dict.fromkeys((design.primary, *design.secondaries))
+        if name in effects
+    }
+    judged = [name for name, found in decided.items() if found != decision.OFFERED]
+    if apart is not None:
+        decided[design.primary] = decision.CONTRADICTED
+    if never is not None:
+        decided = dict.fromkeys(decided, decision.never_ran(never))
     rows = {
-        name: _judged_row(design, name, per_arm, effects.get(name), adjusted.get(name), offered, alpha)
+        name: msgspec.structs.replace(
+            metric_row(name, per_arm[design.arms[0].name], effects.get(name)),
+            p_adjusted=adjusted.get(name) if name in judged else None,
+            verdict=decided[name].stored if name in decided else None,
+        )
         for name, per_arm in values.items()
     }
-    apart = turns.disagreement(design, per_block, alpha) if design.primary in definitions.OF_PAIRS else None
-    if apart is not None:
-        rows[design.primary] = msgspec.structs.replace(rows[design.primary], verdict="undecided")
-    if never_ran(manifest) is not None:
-        rows = {name: msgspec.structs.replace(row, verdict=None) for name, row in rows.items()}
-    verdict = rows[design.primary].verdict if design.primary in rows and apart is None else None
+    verdict = decided.get(design.primary)
+    word = None if verdict is None or apart is not None else verdict.word
     return Comparison(
         variant=design.name,
         before=settings(before),
@@ -187,29 +210,56 @@ def comparison(
         nodes=by_node,
         changed_code=manifest.changed_code if after else None,
         overlaid=manifest.overlaid,
+        verdict=verdict,
         warnings=ranked(
             [
-                *([] if apart is None else [Warning(UNDECIDED, f"undecided: {apart}", Severity.OVERRULES)]),
+                *([] if apart is None else [verdict_warnings.Contradicted(apart)]),
                 *(turns.of_size(design, per_block, alpha) if after and apart is None else []),
-                *(
-                    Warning("decision", f"no verdict on {name}: it {where}", Severity.QUALIFIES)
-                    for name in design.secondaries
-                    if len(design.arms) > 1 and (where := lacking(design, per_block, name)) is not None
-                ),
+                *_without_verdict(design, per_block),
                 *turns.of_turns(design, blocks),
-                *nodes.of_nodes_that_disagree(by_node, verdict),
-                *warnings.collect(
-                    manifest,
-                    blocks,
-                    values,
-                    effect_of(design.primary, values[design.primary], alpha)
-                    if design.primary in effects
-                    else None,
-                    None if nodes_decide else verdict,
-                ),
+                *_of_primary(manifest, blocks, values, word, by_node, alpha),
+                *circumstances(manifest, blocks, values),
             ]
         ),
     )
+
+
+def _of_primary(
+    manifest: Manifest,
+    blocks: Sequence[Block],
+    values: Mapping[str, Mapping[str, Sequence[float]]],
+    word: str | None,
+    by_node: Nodes | None,
+    alpha: float,
+) -> Iterator[Warning]:
+    """What is to be said of the decision on the primary."""
+    design = manifest.design
+    per_arm = values.get(design.primary, {})
+    if len(per_arm) != 2:
+        return
+    effect, (before, after) = effect_of(design.primary, per_arm, alpha), per_arm.values()
+    disagree_by = by_node.spread if by_node is not None and by_node.unit == "node" else None
+    yield from verdict_warnings.of_decision(
+        verdict_warnings.Decided(
+            design=design,
+            trials=len(blocks),
+            effect=effect,
+            word=word,
+            seconds=block_seconds(blocks),
+            nodes=0 if by_node is None else len(by_node.changes),
+            disagree_by=disagree_by,
+        )
+    )
+    if effect.scale == "ratio" and effect.sd is not None:
+        numbers = [block.number for block in blocks]
+        yield from verdict_warnings.of_order(manifest, numbers, before, after)
+
+
+def _without_verdict(design: Design, per_block: Sequence[Values]) -> Iterator[Warning]:
+    """Declared secondaries that some trial has no value of."""
+    for name in design.secondaries if len(design.arms) > 1 else ():
+        if (where := lacking(design, per_block, name)) is not None:
+            yield verdict_warnings.NoVerdictOn(name, where)
 
 
 def never_ran(manifest: Manifest) -> str | None:
@@ -299,20 +349,12 @@ def metric_row(name: str, before: Sequence[float], effect: paired.Effect | None)
     )
 
 
-def _judged_row(
-    design: Design,
-    name: str,
-    per_arm: Mapping[str, Sequence[float]],
-    effect: paired.Effect | None,
-    p_adjusted: float | None,
-    offered: bool,
-    alpha: float,
-) -> MetricRow:
-    row = metric_row(name, per_arm[design.arms[0].name], effect)
-    declared = name == design.primary or name in design.secondaries
-    if effect is None or not declared or (name in THROUGHPUTS and offered):
-        return row
-    verdict: str | None = verdicts.verdict(effect, design.margin, *kind_of(name), p_adjusted, alpha)
+def _decided(
+    design: Design, name: str, effect: paired.Effect, p_adjusted: float | None, offered: bool, alpha: float
+) -> decision.Verdict:
+    """What is decided about a declared metric, whatever else speaks against it."""
+    if name in THROUGHPUTS and offered:
+        return decision.OFFERED
     if any(arm.is_remote for arm in design.arms):
-        verdict = ONE_BOOT
-    return msgspec.structs.replace(row, p_adjusted=p_adjusted, verdict=verdict)
+        return decision.ONE_BOOT
+    return decision.decide(effect, design.margin, *kind_of(name), p_adjusted, alpha)

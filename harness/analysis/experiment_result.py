@@ -10,10 +10,13 @@ from functools import cached_property
 
 import msgspec
 
-from overlap_bench.harness.analysis import comparison, outputs, tail, warnings, words
+from overlap_bench.harness.analysis import comparison, outputs, tail, words
+from overlap_bench.harness.analysis.arm_warnings import circumstances
 from overlap_bench.harness.analysis.mechanism import COUNTER
-from overlap_bench.harness.analysis.result import Comparison, Outputs, Severity, Warning
+from overlap_bench.harness.analysis.result import Comparison, Outputs
 from overlap_bench.harness.analysis.values import scale_of, series
+from overlap_bench.harness.analysis.verdict_warnings import FewRequests, OfVerdict, few_trials, of_order
+from overlap_bench.harness.analysis.warnings import Warning
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values, values_between
 from overlap_bench.harness.metrics.steps import round_step_ms_mean
@@ -35,8 +38,6 @@ from overlap_bench.harness.stats import paired, planning
 from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.manifest import Manifest
-
-OF_THE_CHANGE = {"trials", "decision", "order", "drift"}  # kinds of warnings; others are of the run
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, tag_field="shown"):
@@ -274,15 +275,15 @@ def _warnings(plan: Plan, decided: Comparison | None, runs: Runs) -> list[Warnin
     places: dict[Warning, dict[tuple[str, str], None]] = {}
     first, *others = plan.experiment.claims
     where = first.boots, first.workload
-    of_first = warnings.few_blocks(runs[where].manifest, len(runs[where].blocks))
+    of_first = few_trials(runs[where].manifest.design, len(runs[where].blocks))
     if decided is not None:
-        of_first = [each for each in decided.warnings if each.kind in OF_THE_CHANGE]
+        of_first = [each for each in decided.warnings if isinstance(each, OfVerdict) and not each.settles]
     said = [(where, [*of_first, *_few_requests(first, runs[where])])]
     for claim in others:
         run = runs[where := (claim.boots, claim.workload)]
         said.append((where, [*_of_described(claim, run), *_few_requests(claim, run)]))
     for where, run in runs.items():
-        said.append((where, warnings.circumstances(run.manifest, run.blocks, run.values)))
+        said.append((where, circumstances(run.manifest, run.blocks, run.values)))
     for where, found in said:
         for each in found:
             places.setdefault(each, {})[where] = None
@@ -290,23 +291,20 @@ def _warnings(plan: Plan, decided: Comparison | None, runs: Runs) -> list[Warnin
     return [
         each
         if runs.keys() <= among.keys()
-        else _about(", ".join(name if count[name] == 1 else f"{boots} {name}" for boots, name in among), each)
+        else each.about(", ".join(name if count[name] == 1 else f"{boots} {name}" for boots, name in among))
         for each, among in places.items()
     ]
-
-
-def _about(what: str, warning: Warning) -> Warning:
-    return msgspec.structs.replace(warning, text=f"{what}: {warning.text}")
 
 
 def _of_described(claim: Claim, run: Finished) -> list[Warning]:
     """What the order of the arms did to a change that has no verdict."""
     effect, sides = run.effect(claim), run.sides(claim)
-    if effect is None or sides is None:
+    if effect is None or sides is None or effect.scale != "ratio" or effect.sd is None:
         return []
     manifest = _deciding_by(claim, run).pair(claim.before, claim.arm)
-    order = warnings.of_order(manifest, run.blocks, {claim.change: sides}, effect, judged=False)
-    return [_about(f"{claim.change}, {claim.before} → {claim.arm}", each) for each in order]
+    before, after = sides.values()
+    order = of_order(manifest, [block.number for block in run.blocks], before, after, judged=False)
+    return [each.about(f"{claim.change}, {claim.before} → {claim.arm}") for each in order]
 
 
 def _few_requests(claim: Claim, run: Finished) -> list[Warning]:
@@ -317,11 +315,7 @@ def _few_requests(claim: Claim, run: Finished) -> list[Warning]:
         return []
     requests = [block.of(arm, "requests") for block in run.blocks for arm in (claim.before, claim.arm)]
     fewest = min(int((each["error"] == "").sum()) for each in requests)
-    if fewest >= needed:
-        return []
-    few = f"{claim.change} is made of {fewest} requests in a boot, where P{level} wants {needed}"
-    told = f"{few}: so few that single slow ones decide it"
-    return [Warning("requests", told, Severity.QUALIFIES)]
+    return [FewRequests(claim.change, fewest, int(level), needed)] if fewest < needed else []
 
 
 def _claim(claim: Claim, run: Finished, first: bool = False) -> ClaimResult:

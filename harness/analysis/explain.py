@@ -13,8 +13,10 @@ import numpy as np
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison, stored, tail, words
 from overlap_bench.harness.analysis.foretold import Foretold, foretell
-from overlap_bench.harness.analysis.result import NoPrediction, Prediction, Settings, Warning, ranked
+from overlap_bench.harness.analysis.result import NoPrediction, Prediction, Settings
 from overlap_bench.harness.analysis.sensitivity import read as read_sensitivity
+from overlap_bench.harness.analysis.verdict_warnings import Unattributed
+from overlap_bench.harness.analysis.warnings import Warning, ranked
 from overlap_bench.harness.metrics import attribution, definitions, ranks, slices
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.stats import paired, verdicts
@@ -256,11 +258,7 @@ def warnings(step: Mapping[str, Part]) -> list[Warning]:
     """What a reader must know before believing the table."""
     rest = step["unattributed"]
     return [
-        Warning(
-            "unattributed",
-            f"{share:.1%} of the {side} arm's step is unattributed: code between two phases, or somebody "
-            "else on the host's core",
-        )
+        Unattributed(side, share)
         for side, share in (("before", rest.share_before), ("after", rest.share_after))
         if share is not None and share > MOST_UNATTRIBUTED
     ]

@@ -13,10 +13,9 @@ from overlap_bench.harness.analysis.result import (
     Effect,
     Effects,
     FactorialResult,
-    Severity,
-    Warning,
-    ranked,
 )
+from overlap_bench.harness.analysis.verdict_warnings import NodesDisagreeAbout
+from overlap_bench.harness.analysis.warnings import Warning, ranked
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.design import Arm, Design, Factor, Factorial
 from overlap_bench.harness.plan.factors import levels
@@ -133,10 +132,7 @@ def _apart(
         for each in planned.contrasts
         if len(each.term) <= JUDGED_ORDER and disagree(blocks, each.weights, nodes)
     ]
-    if not apart:
-        return []
-    said = f"the nodes disagree about {', '.join(apart)}: there each of the {len(set(nodes))} counts once"
-    return [Warning("nodes", said, Severity.QUALIFIES)]
+    return [NodesDisagreeAbout(tuple(apart), len(set(nodes)))] if apart else []
 
 
 def _effects(

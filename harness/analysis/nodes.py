@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import msgspec
-
-from overlap_bench.harness.analysis.result import UNDECIDED, NodeRow, Nodes, Severity, Warning
+from overlap_bench.harness.analysis.result import NodeRow, Nodes
 from overlap_bench.harness.analysis.values import effect_of, measured, scale_of
-from overlap_bench.harness.common.differences import difference
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.stats import paired
 from overlap_bench.harness.stats.nodes import Agreement, agreement, of_nodes
-from overlap_bench.harness.store.manifest import Manifest
-
-TOLD = 3  # blocks that were measured once more, by name
 
 
 def agreed(
@@ -79,29 +73,3 @@ def disagreement(
         if found is not None and found.disagree:
             return f"nodes disagree about {name} (p = {found.p:.3f})"
     return None
-
-
-def remarks(manifest: Manifest) -> Iterator[str]:
-    """What a reader must know of the machines: that they differ, and which blocks they measured twice."""
-    first, *others = manifest.nodes.items() or [("", manifest.machine)]
-    for name, machine in others:
-        if other := difference(msgspec.to_builtins(first[1]), msgspec.to_builtins(machine)):
-            yield f"unequal nodes: {name} is not {first[0]}: {other}"
-    if repeats := manifest.repeats:
-        told = "; ".join(f"{each.block + 1} ({each.reason})" for each in repeats[:TOLD])
-        more = f"; and {len(repeats) - TOLD} more" if len(repeats) > TOLD else ""
-        yield f"measured once more, each in the order drawn for it, since it failed: trial {told}{more}"
-
-
-def of_nodes_that_disagree(found: Nodes | None, verdict: str | None) -> list[Warning]:
-    """Warn that each node counts once, and say what would settle it where nothing is decided."""
-    if found is None or found.unit == "trial":
-        return []
-    said = (
-        f"the nodes disagree, by an SD of {found.spread:.2%} beyond what their trials scatter by, so each of "
-        f"the {len(found.changes)} counts once"
-    )
-    if verdict == "undecided":
-        settled = f"undecided: {said}: more nodes would settle it, more trials would not"
-        return [Warning(UNDECIDED, settled, Severity.OVERRULES)]
-    return [Warning("nodes", said, Severity.QUALIFIES)]

@@ -18,7 +18,9 @@ import msgspec
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.outputs import NONE_COMPARED
-from overlap_bench.harness.analysis.result import Comparison, Outputs, Result, Severity, Warning, ranked
+from overlap_bench.harness.analysis.result import Comparison, Outputs, Result
+from overlap_bench.harness.analysis.verdict_warnings import FloorRemark, OutputsBesideFloor, WithinFloor
+from overlap_bench.harness.analysis.warnings import Warning, ranked
 from overlap_bench.harness.common import differences as differences_
 from overlap_bench.harness.common.machine import Machine
 from overlap_bench.harness.common.names import FIELDS, of_today
@@ -208,20 +210,15 @@ def beside(comparison: Comparison, shown: Shown) -> Comparison:
         name: msgspec.structs.replace(row, floor=known.get(name)) for name, row in comparison.metrics.items()
     }
     row = rows.get(comparison.primary)
-    said = [Warning("floor", line) for line in shown.remarks]
+    said: list[Warning] = [FloorRemark(line) for line in shown.remarks]
     if not said and row is not None and row.verdict in verdicts.CHANGES and row.within_floor:
-        smaller = (
-            f"{comparison.primary} is called {row.verdict}, and its change is smaller than what equal "
-            f"arms show here (noise floor ±{row.floor:.2%})"
-        )
-        said.append(Warning("floor", smaller, Severity.QUALIFIES))
+        said.append(WithinFloor(comparison.primary, row.verdict, row.floor or 0.0))
     outputs = comparison.outputs
     if outputs.identical < outputs.compared and outputs.near_ties is None and shown.outputs.compared:
         now, then = (
             f"{each.compared - each.identical} of {each.compared}" for each in (outputs, shown.outputs)
         )
-        differ = f"outputs differ in {now} requests; between equal arms here, in {then} (bench aa)"
-        said.append(Warning("floor", differ, Severity.QUALIFIES))
+        said.append(OutputsBesideFloor(now, then))
     return msgspec.structs.replace(comparison, metrics=rows, warnings=ranked([*comparison.warnings, *said]))
 
 

@@ -3,54 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from enum import IntEnum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
-from overlap_bench.harness.common.names import sentence_of_today
+from overlap_bench.harness.analysis.decision import Verdict
+from overlap_bench.harness.analysis.warnings import Warning
 from overlap_bench.harness.plan.design import Factor, LeftOut, Ref
 from overlap_bench.harness.plan.patch import Patch
 from overlap_bench.harness.store.changed import ChangedCode, Overlaid
-from overlap_bench.harness.store.files import SCHEMA_VERSION
 
-Found = TypeVar("Found", bound=msgspec.Struct)
 GateVerdict = Literal["pass", "fail", "undecided"]
 TAG = "struct"  # tells the structs of a union apart; JSON has it not, they have no field in common
-UNDECIDED = "undecided"  # the kind of a warning that says why, or what would settle it
-
-
-class Severity(IntEnum):
-    """What a warning does to the verdict. Those that do more come first, wherever they are shown."""
-
-    OVERRULES = 0  # there is no verdict, or the numbers are not what they are called
-    QUALIFIES = 1  # the verdict holds with what is said here
-    UNKNOWN = 2  # of a stored text: it may do any of this
-    DESCRIBES = 3  # it tells how the run was measured
-
-
-class Warning(msgspec.Struct, frozen=True):
-    """What a reader must know besides the verdict. `kind` tells them apart; JSON has the text."""
-
-    kind: str
-    text: str
-    severity: Severity = Severity.DESCRIBES
-
-    @property
-    def leads(self) -> bool:
-        """Whether it stands right below the verdict, and nobody has to ask for it."""
-        return self.severity <= Severity.QUALIFIES
-
-
-def ranked(warnings: Iterable[Warning]) -> list[Warning]:
-    """Each once, those first that do most to the verdict."""
-    return sorted(dict.fromkeys(warnings), key=lambda each: each.severity)
-
-
-def texts(warnings: Iterable[Warning]) -> list[str]:
-    """What they say, in the order of `ranked`."""
-    return [each.text for each in ranked(warnings)]
 
 
 class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,6 +198,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Nodes | None = None  # None: one machine measured all blocks
     changed_code: ChangedCode | None = None  # that the arms differ by; None: they run one installation
     overlaid: list[Overlaid] = []  # that no ref has, and both arms run
+    verdict: Verdict | None = None  # on the primary, with its reason; None of one arm alone
     warnings: list[Warning]
 
     @property
@@ -414,72 +379,3 @@ class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
     stopped_because: str
     axes: list[Axis]
     comparisons: list[PointResult]
-
-
-def to_plain(found: msgspec.Struct) -> dict[str, Any]:
-    """The object of summary.json, and of --format json below its headline and verdict: the struct field by
-    field, warnings as their texts."""
-    plain: dict[str, Any] = _with_texts(msgspec.to_builtins(found))
-    return plain
-
-
-def _with_texts(plain: Any) -> Any:
-    match plain:
-        case {"kind": str(), "text": str(text), "severity": int()}:
-            return text
-        case dict():
-            return {name: _with_texts(value) for name, value in plain.items() if name != TAG}
-        case list():
-            return [_with_texts(value) for value in plain]
-    return plain
-
-
-# Of what an older result calls them.
-KEYS = {
-    "blocks": "trials",
-    "more_blocks": "more_trials",
-    "seconds_per_block": "seconds_per_trial",
-    "sliced": "interleaved",
-}
-
-
-def from_plain(plain: dict[str, Any], kind: type[Found]) -> Found:
-    """What `to_plain` made, or was stored, as a struct again, by the names of today; of its warnings only
-    UNDECIDED has a kind, and none a known severity. Raises msgspec.ValidationError."""
-    return msgspec.convert(_with_structs(plain), kind)
-
-
-def _with_structs(plain: Any) -> Any:
-    if isinstance(plain, list):
-        return [_with_structs(each) for each in plain]
-    if not isinstance(plain, dict):
-        return plain
-    return {KEYS.get(name, name): _as_struct(name, value) for name, value in plain.items()}
-
-
-def _as_struct(name: str, value: Any) -> Any:
-    match name, value:
-        case "warnings", list() if all(isinstance(each, str) for each in value):  # else refused as it is
-            value = list(map(sentence_of_today, value))
-            return [
-                {
-                    "kind": UNDECIDED * text.startswith(f"{UNDECIDED}: "),
-                    "text": text,
-                    "severity": Severity.UNKNOWN,
-                }
-                for text in value
-            ]
-        case "prediction", dict():
-            tag = "NoPrediction" if "none" in value else "Prediction"
-            return {TAG: tag, **_with_structs(value)}
-        case ("unit", "block"):
-            return "trial"
-        case ("schema_version", 1):  # whose names are today's from here on
-            return SCHEMA_VERSION
-        case "notes", list() if all(isinstance(each, str) for each in value):
-            return list(map(sentence_of_today, value))
-        case (("faults" | "doubts" | "extents"), list()) if all(isinstance(each, str) for each in value):
-            return list(map(sentence_of_today, value))
-        case (("conclusion" | "headline" | "stopped_because" | "remark" | "none"), str()):
-            return sentence_of_today(value)
-    return _with_structs(value)

@@ -10,18 +10,12 @@ from typing import Any
 import msgspec
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis import comparison, noise_floor
+from overlap_bench.harness.analysis import comparison, decision, noise_floor
 from overlap_bench.harness.analysis import values as values_
-from overlap_bench.harness.analysis.result import (
-    UNDECIDED,
-    Comparison,
-    Found,
-    Result,
-    Severity,
-    Warning,
-    from_plain,
-)
+from overlap_bench.harness.analysis.plain import Found, from_plain
+from overlap_bench.harness.analysis.result import Comparison, Result
 from overlap_bench.harness.analysis.rule import reason_to_stop
+from overlap_bench.harness.analysis.verdict_warnings import Unfinished
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.design import Design
@@ -122,10 +116,11 @@ def so_far(folder: Path, manifest: Manifest) -> Result | None:
 def _unjudged(found: Comparison, design: Design) -> Comparison:
     rows = {name: msgspec.structs.replace(row, verdict=None) for name, row in found.metrics.items()}
     most = "at most " if design.may_end_early else ""
-    unfinished = f"not finished: {found.blocks} of {most}{design.blocks} trials, so no verdict yet"
-    told = Warning("trials", unfinished, Severity.OVERRULES)
-    others = [each for each in found.warnings if each.kind != UNDECIDED]
-    return msgspec.structs.replace(found, metrics=rows, warnings=[told, *others])
+    told = Unfinished(found.blocks, f"{most}{design.blocks}")
+    others = [each for each in found.warnings if not each.settles]
+    return msgspec.structs.replace(
+        found, metrics=rows, verdict=decision.NOT_FINISHED, warnings=[told, *others]
+    )
 
 
 def summary(folder: Path, kind: type[Found]) -> Found:

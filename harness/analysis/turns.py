@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_bench.harness.analysis.result import Severity, Sliced, Warning
+from overlap_bench.harness.analysis.result import Sliced
+from overlap_bench.harness.analysis.verdict_warnings import BusyWhileWaiting, RoundsDiffer
+from overlap_bench.harness.analysis.warnings import Warning
 from overlap_bench.harness.common.formatting import percent
 from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.metrics.block import Values
@@ -74,14 +76,7 @@ def of_size(design: Design, per_block: Sequence[Values], alpha: float) -> list[W
     )
     if apart is None or rounds is None:
         return []
-    return [
-        Warning(
-            "decision",
-            f"in rounds, the step changed by {_said(rounds)} ({OF_ROUNDS}), which is {_said(apart)} beside "
-            "the change in turns: arrivals, refills and the client are in the rounds alone",
-            Severity.QUALIFIES,
-        )
-    ]
+    return [RoundsDiffer(OF_ROUNDS, _said(rounds), _said(apart))]
 
 
 def _effect(
@@ -197,18 +192,11 @@ def _components(parts: Sequence[_Part]) -> tuple[float | None, float | None]:
 
 def of_turns(design: Design, blocks: Sequence[Block]) -> list[Warning]:
     """What weakens a comparison by turns: an arm that computes while the other one has its turn."""
-    found = []
+    found: list[Warning] = []
     for arm in design.arms:
         shares = [
             slices.busy_while_parked(part) for block in blocks if len(part := block.of(arm.name, "slices"))
         ]
         if shares and max(shares) > BUSY:
-            found.append(
-                Warning(
-                    "noise",
-                    f"{arm.name} used up to {max(shares):.0%} of a core while it waited for its turn, "
-                    "which slows the others alone",
-                    Severity.QUALIFIES,
-                )
-            )
+            found.append(BusyWhileWaiting(arm.name, max(shares)))
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from overlap_bench.harness.analysis.decision import Verdict
 from overlap_bench.harness.analysis.result import Comparison, MetricRow, Moved, NodeRow, Outputs
 from overlap_bench.harness.common.formatting import blocks_of, number, percent, signed, with_unit
 from overlap_bench.harness.metrics import definitions
@@ -37,14 +38,7 @@ def conclusion(device: str, comparison: Comparison) -> str:
         return f"{variant}: {subject} was not measured {where}."
     if comparison.after is None:
         return f"{variant}: {subject} is {with_unit(row.before, row.unit)} {where}."
-    changed = comparison.changed_code
-    if changed is not None and not changed.counts:
-        decided = f"no verdict: {changed.never_ran}"
-    elif row.ci_low is None:
-        decided = row.verdict or "one trial gives no verdict"
-    else:
-        decided = _decision(row, comparison.margin)
-    found = f"{variant}: {decided}. {_found(name, subject, row)} {where}."
+    found = f"{variant}: {comparison.verdict or Verdict(None)}. {_found(name, subject, row)} {where}."
     return f"{found} {outputs_that_differ(comparison.outputs)}".rstrip()
 
 
@@ -66,21 +60,6 @@ def _unsigned(row: MetricRow) -> str:
     shown = percent if row.change is not None else signed
     low, high = sorted((abs(row.ci_low), abs(row.ci_high)))
     return f"[{shown(low)[1:]}, {shown(high)[1:]}]"
-
-
-def _decision(row: MetricRow, margin: float) -> str:
-    if row.verdict == "same":
-        addition = f"; a change of {percent(row.change)} was detected" if row.excludes_zero else ""
-        return f"same, within ±{100 * margin:.3g}%{addition}"
-    if row.verdict != "undecided":
-        return row.verdict or "no verdict"
-    if row.excludes_zero and row.p_adjusted is not None:
-        return f"undecided, p {row.p_adjusted:.3f} among all comparisons of the run"
-    assert row.ci_low is not None
-    assert row.ci_high is not None
-    if row.excludes_zero or (-margin < row.ci_low and row.ci_high < margin):
-        return "undecided, as other measurements of this run contradict it"
-    return f"undecided, the interval holds 0 and reaches beyond ±{100 * margin:.3g}%"
 
 
 def difference(row: MetricRow | NodeRow) -> str:

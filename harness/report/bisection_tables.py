@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from overlap_bench.harness.analysis.bisection import Bisected, Change, Tried, git_log
-from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.analysis.plain import to_stored
 from overlap_bench.harness.common.formatting import duration, percent, visible_line
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.report.page import Page, Table, csv_text, markdown_page, tabulated
@@ -230,7 +230,7 @@ def write(folder: Path, found: Bisected, environment: Mapping[str, str] = os.env
     """In its folder: summary.json, bisect.md, the page, and what `git bisect log` would say; on GitHub also
     the summary of the step. Where the page lies. Raises WriteFailed."""
     text = markdown_page(page(found))
-    write_summary(folder, to_plain(found))
+    write_summary(folder, to_stored(found))
     write_text(folder / MARKDOWN, text)
     write_text(folder / LOG, git_log(found))
     write_text(folder / PAGE, to_html(found))

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from overlap_bench.harness.analysis import catalogue
-from overlap_bench.harness.analysis.result import Comparison, Counter, Result, Severity
+from overlap_bench.harness.analysis.result import Comparison, Counter, Result
+from overlap_bench.harness.analysis.warnings import Severity
 from overlap_bench.harness.analysis.words import conclusion, confidence, difference, interval
 from overlap_bench.harness.plan.variants import load_variants
 from overlap_bench.harness.report import findings, tables

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from overlap_bench.harness.analysis.accuracy import APART, Agreement, Evaluation, Row
-from overlap_bench.harness.analysis.result import texts
+from overlap_bench.harness.analysis.warnings import texts
 from overlap_bench.harness.common import formatting
 from overlap_bench.harness.report import tables
 from overlap_bench.harness.report.page import Page, Table, csv_text, tabulated

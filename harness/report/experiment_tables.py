@@ -18,7 +18,8 @@ from overlap_bench.harness.analysis.experiment_result import (
     Percentiles,
     Share,
 )
-from overlap_bench.harness.analysis.result import MetricRow, texts
+from overlap_bench.harness.analysis.result import MetricRow
+from overlap_bench.harness.analysis.warnings import texts
 from overlap_bench.harness.analysis.words import difference, interval, outputs_that_differ
 from overlap_bench.harness.common.formatting import number
 from overlap_bench.harness.plan.design import Design

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from overlap_bench.harness.analysis.factorial import CSV_COLUMNS, rows
-from overlap_bench.harness.analysis.result import Comparison, Effect, Effects, FactorialResult, Result, texts
+from overlap_bench.harness.analysis.result import Comparison, Effect, Effects, FactorialResult, Result
+from overlap_bench.harness.analysis.warnings import texts
 from overlap_bench.harness.analysis.words import confidence, difference, interval
 from overlap_bench.harness.common.formatting import blocks_of, percent, with_unit
 from overlap_bench.harness.report.page import Page, Table, csv_text

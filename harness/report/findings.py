@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from overlap_bench.harness.analysis.result import UNDECIDED, Comparison, Counter, MetricRow, Warning, ranked
+from overlap_bench.harness.analysis.decision import ONE_BOOT
+from overlap_bench.harness.analysis.result import Comparison, Counter, MetricRow
+from overlap_bench.harness.analysis.warnings import Warning, ranked
 from overlap_bench.harness.analysis.words import difference, interval
 from overlap_bench.harness.common.formatting import number
 from overlap_bench.harness.metrics.definitions import PHASES_IN_ROUNDS, PHASES_IN_TURNS
@@ -20,8 +22,8 @@ def leading(comparison: Comparison) -> Iterator[str]:
     """Lines right below the verdict: warnings that overrule or qualify it, and, where nothing is decided, the
     way out, and what was found all the same."""
     yield from below_verdict(comparison.warnings)
-    row = comparison.decided
-    if row is None or row.verdict != "undecided":
+    verdict = comparison.verdict
+    if verdict is None or verdict.word != "undecided" or verdict == ONE_BOOT:
         return
     phases = [f"{name} {difference(each)} {interval(each)}" for name, each in _phases(comparison).items()]
     counters = [
@@ -39,7 +41,7 @@ def leading(comparison: Comparison) -> Iterator[str]:
 def below_verdict(warnings: Iterable[Warning]) -> Iterator[str]:
     """Sentences of the warnings that overrule or qualify the verdict."""
     for each in ranked(warnings):
-        if each.kind == UNDECIDED:
+        if each.settles:
             yield each.text[:1].upper() + each.text[1:]
         elif each.leads:
             yield f"Warning: {each.text}"
@@ -47,7 +49,7 @@ def below_verdict(warnings: Iterable[Warning]) -> Iterator[str]:
 
 def following(warnings: Iterable[Warning]) -> list[Warning]:
     """All others, which stand below the tables."""
-    return [each for each in ranked(warnings) if each.kind != UNDECIDED and not each.leads]
+    return [each for each in ranked(warnings) if not each.settles and not each.leads]
 
 
 def _phases(comparison: Comparison) -> dict[str, MetricRow]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from overlap_bench.harness.analysis.result import Result, to_plain
+from overlap_bench.harness.analysis.plain import to_plain
+from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.report import brief, tables
 from overlap_bench.harness.report.page import Page, markdown_page, terminal_page
 
@@ -56,8 +57,8 @@ def verdict_of(found: Found) -> str | None:
         return None
     if found.gate is not None:
         return found.gate.verdict
-    decided = found.comparisons[0].decided if len(found.comparisons) == 1 else None
-    return None if decided is None or decided.verdict is None else decided.verdict.partition(":")[0]
+    verdict = found.comparisons[0].verdict if len(found.comparisons) == 1 else None
+    return None if verdict is None else verdict.word
 
 
 def to_csv(found: Found) -> str:

@@ -14,7 +14,7 @@ from msgspec.structs import astuple
 
 from overlap_bench.harness.analysis import gate
 from overlap_bench.harness.analysis.result import GateResult, History, Judged, Moved, Result
-from overlap_bench.harness.analysis.warnings import FEASIBLE_S
+from overlap_bench.harness.analysis.verdict_warnings import FEASIBLE_S
 from overlap_bench.harness.analysis.words import in_step, interval, outputs_that_differ, per_step
 from overlap_bench.harness.common.formatting import blocks_of, duration, number, percent, share
 from overlap_bench.harness.metrics import definitions

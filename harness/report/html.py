@@ -158,11 +158,8 @@ def to_markdown(run: Run) -> str:
 
 
 def _shown(run: Run) -> tuple[Result, Comparison]:
-    """The result and its comparison, each warning on one line: an error that it quotes may have several."""
     (comparison,) = run.result.comparisons
-    said = [msgspec.structs.replace(each, text=" ".join(each.text.split())) for each in comparison.warnings]
-    comparison = msgspec.structs.replace(comparison, warnings=said)
-    return msgspec.structs.replace(run.result, comparisons=[comparison]), comparison
+    return run.result, comparison
 
 
 def _as_text(markdown: str) -> str:
@@ -173,8 +170,7 @@ def _as_text(markdown: str) -> str:
 def _tone(comparison: Comparison) -> str:
     if comparison.outputs.unexplained:
         return "bad"
-    row = comparison.decided
-    return TONES.get((row and row.verdict) or "", "open")
+    return TONES.get((comparison.verdict and comparison.verdict.word) or "", "open")
 
 
 def _leading(run: Run, comparison: Comparison) -> list[Picture]:

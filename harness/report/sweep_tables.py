@@ -9,15 +9,8 @@ from functools import partial
 from msgspec.structs import astuple
 
 from overlap_bench.harness.analysis import words
-from overlap_bench.harness.analysis.result import (
-    UNDECIDED,
-    Counter,
-    MetricRow,
-    PointResult,
-    SweepResult,
-    ranked,
-    texts,
-)
+from overlap_bench.harness.analysis.result import Counter, MetricRow, PointResult, SweepResult
+from overlap_bench.harness.analysis.warnings import ranked, texts
 from overlap_bench.harness.common import formatting
 from overlap_bench.harness.plan.settings import spelled
 from overlap_bench.harness.report.page import Page, Table, csv_text, tabulated
@@ -133,10 +126,10 @@ def warnings_of(result: SweepResult) -> list[str]:
     leading: list[str] = []
     for name, warnings in found.items():
         for each in ranked(warnings):
-            if each.leads and each.kind != UNDECIDED and each not in shared:
+            if each.leads and not each.settles and each not in shared:
                 leading.append(f"{name}: {each.text}")
             elif each not in shared:
-                kinds.setdefault(each.kind, {}).setdefault(name, []).append(each.text)
+                kinds.setdefault(each.kind.replace("_", " "), {}).setdefault(name, []).append(each.text)
     for kind, points in kinds.items():
         if len(points) == 1:
             common += [f"{name}: {line}" for name, lines in points.items() for line in lines]

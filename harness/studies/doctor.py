@@ -19,7 +19,7 @@ import psutil
 from overlap_bench.engines.machine import cpu_model, known
 from overlap_bench.engines.timers import ask_for_exact_timers, ask_for_short_slice
 from overlap_bench.harness.analysis import noise_floor
-from overlap_bench.harness.analysis.warnings import FEASIBLE_S
+from overlap_bench.harness.analysis.verdict_warnings import FEASIBLE_S
 from overlap_bench.harness.common import core_speed, machine
 from overlap_bench.harness.common.formatting import between, duration
 from overlap_bench.harness.metrics.definitions import SLICED

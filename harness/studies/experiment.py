@@ -17,7 +17,8 @@ import msgspec
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison, experiment_result, outputs
 from overlap_bench.harness.analysis.experiment_result import ExperimentResult
-from overlap_bench.harness.analysis.result import Result, to_plain
+from overlap_bench.harness.analysis.plain import to_stored
+from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.analysis.stored import finished, readable, summary
 from overlap_bench.harness.common.machine import guess_device
 from overlap_bench.harness.plan import checks, experiment_file
@@ -149,7 +150,7 @@ def _measure_boots(
                 together.append(blocks)
         for (path, manifest), own in zip(runs.items(), zip(*together, strict=True), strict=True):
             blocks = judged(source, path, manifest, own, observe)
-            files.write_summary(path, to_plain(comparison.result(manifest, blocks)))
+            files.write_summary(path, to_stored(comparison.result(manifest, blocks)))
 
 
 def read(folder: Path) -> Kept:

@@ -16,7 +16,8 @@ from overlap_bench.harness.analysis import noise_floor
 from overlap_bench.harness.analysis.comparison import result, so_far
 from overlap_bench.harness.analysis.noise_floor import with_floor
 from overlap_bench.harness.analysis.outputs import outputs_differ
-from overlap_bench.harness.analysis.result import Result, to_plain
+from overlap_bench.harness.analysis.plain import to_stored
+from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.analysis.rule import enough
 from overlap_bench.harness.analysis.values import block_seconds, block_values
 from overlap_bench.harness.common.differences import difference
@@ -197,7 +198,7 @@ def in_steps(run: Run, display: Display, source: Source) -> Steps:
                 noise_floor.folder_of(folder),
                 block_seconds(blocks),
             )
-            write_summary(folder, to_plain(found))
+            write_summary(folder, to_stored(found))
         except BaseException as error:
             _tell(error, folder, manifest)
             raise

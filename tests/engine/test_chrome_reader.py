@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.trace import analysis, chrome_events, trace_file
 from tests.support.traces import complete, part, refused, values, written
 

@@ -21,7 +21,8 @@ from overlap_bench.engines.overlap import SPEC
 from overlap_bench.engines.presets import TOKENIZER_FILE
 from overlap_bench.harness.analysis import accuracy
 from overlap_bench.harness.analysis.accuracy import Agreement, Answers, Evaluation, Likelihood
-from overlap_bench.harness.analysis.result import Settings, from_plain
+from overlap_bench.harness.analysis.plain import from_plain
+from overlap_bench.harness.analysis.result import Settings
 from overlap_bench.harness.report import evaluation_tables, page
 from overlap_bench.harness.run.scoring import Answer
 from overlap_bench.harness.store.files import EVALUATION_FILE, StoreError

@@ -14,7 +14,8 @@ from overlap_bench.engines import api
 from overlap_bench.harness.analysis import across_runs, noise_floor
 from overlap_bench.harness.analysis import stored as stored_
 from overlap_bench.harness.analysis.noise_floor import with_floor
-from overlap_bench.harness.analysis.result import Comparison, Outputs, to_plain
+from overlap_bench.harness.analysis.plain import to_plain
+from overlap_bench.harness.analysis.result import Comparison, Outputs
 from overlap_bench.harness.common.machine import Machine
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.report import formats

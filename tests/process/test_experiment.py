@@ -32,7 +32,7 @@ from overlap_bench.harness.analysis.experiment_result import (
     _claim,
     cell,
 )
-from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.analysis.values import block_values
 from overlap_bench.harness.common import names
 from overlap_bench.harness.plan.experiment_file import Claim, Column, Experiment, Plan, Row

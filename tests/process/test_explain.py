@@ -16,7 +16,8 @@ import pytest
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import explain
-from overlap_bench.harness.analysis.result import NoPrediction, to_plain
+from overlap_bench.harness.analysis.plain import to_plain
+from overlap_bench.harness.analysis.result import NoPrediction
 from overlap_bench.harness.metrics import ranks, slices
 from overlap_bench.harness.metrics.attribution import PARTS
 from overlap_bench.harness.metrics.definitions import SLICED, SLICED_MEAN

@@ -18,7 +18,8 @@ from rich.console import Console
 import overlap_bench
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison, factorial
-from overlap_bench.harness.analysis.result import Result, to_plain
+from overlap_bench.harness.analysis.plain import to_plain
+from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.report import factorial_tables, formats, page
 from overlap_bench.harness.stats import contrasts, paired, verdicts
@@ -27,7 +28,7 @@ from overlap_bench.harness.store.manifest import Manifest, read_manifest, write_
 from overlap_bench.harness.studies import factorial as factorial_run
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import ended
-from tests.support.made_blocks import block, manifest, side, warned
+from tests.support.made_blocks import block, manifest, side, stored_result, warned
 from tests.support.made_runs import (
     TPOT,
     factorial_blocks,
@@ -312,7 +313,7 @@ def test_an_effect_that_one_block_hides_is_named() -> None:
         tpot = {"before": 4.0, "h2d": 4.0 * far, "output": 3.6, "h2d+output": 3.6 * far}
         found.append(block(number, {name: side(each) for name, each in tpot.items()}))
     said = "\n".join(warned(comparison.result(plan, found).factorial))
-    assert "the sign-flip test disagrees with the t test on h2d (p = 0.008): look at single trials" in said
+    assert "the sign-flip test disagrees with the t test on h2d (p = 0.008): one trial may" in said
 
 
 def test_one_block_has_effects_and_no_verdict() -> None:
@@ -357,7 +358,7 @@ def test_a_factorial_from_boots_to_effects_and_again_from_disk(tmp_path: Path) -
     assert [each["outputs"]["identical"] for each in result["comparisons"]] == [16, 0, 0]
     (folder,) = (tmp_path / "results").iterdir()
     assert folder.name.split("-", 2)[2].startswith("factorial-pace-tokens-")
-    assert json.loads((folder / "summary.json").read_text()).items() <= result.items()
+    assert stored_result(folder).items() <= result.items()
     assert len(read_manifest(folder).design.arms) == 4
     code, stdout, stderr = ended(environment, tmp_path, "factorial", str(folder), "--format", "json")
     assert (code, json.loads(stdout)) == (1, result), stderr

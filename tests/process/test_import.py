@@ -233,7 +233,7 @@ def test_every_file_becomes_a_run_that_is_loaded_reported_and_compared(tmp_path:
     assert comparison.outputs.compared == 0
     said = "\n".join(warned(comparison))
     assert said.count("one file, so one boot") == 2
-    assert "one trial gives no verdict" in words.conclusion("remote", comparison)
+    assert "no verdict: the arms were not interleaved" in words.conclusion("remote", comparison)
     assert "before: engine=some-engine; after: engine=another" in tables.changed_settings(
         comparison.before, comparison.after
     )

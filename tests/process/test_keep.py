@@ -11,7 +11,7 @@ import pytest
 
 import overlap_bench
 from overlap_bench.harness.analysis import across_runs, explain
-from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.store.files import (
     StoreError,
 )

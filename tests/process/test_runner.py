@@ -36,7 +36,7 @@ from tests.support import clockwork_engine, gap
 from tests.support.bench_command import BENCH, PATIENCE_S, Bench, answer_signals, last_line, only_run, start
 from tests.support.clockwork import CLOCKWORK
 from tests.support.in_process import done, ended
-from tests.support.made_blocks import described, manifest
+from tests.support.made_blocks import described, manifest, stored_result
 from tests.support.processes import nobody_reads
 
 COMPARE = (*CLOCKWORK, "--before", "pace=slow", "--after", "pace=fast")
@@ -74,7 +74,7 @@ def test_a_comparison_from_boot_to_result(environment: dict[str, str], tmp_path:
     code, stdout, stderr = bench.end()
     assert code == 0, stderr
     result = json.loads(stdout)
-    assert result.items() >= json.loads((only_run(tmp_path) / "summary.json").read_text()).items()
+    assert result.items() >= stored_result(only_run(tmp_path)).items()
     assert stderr.count("no verdict yet: tpot_ms_p50") == 1  # after the second block of three
     assert last_line(stderr).startswith(f"bench: next: bench report results/{only_run(tmp_path).name} ")
     comparison = result["comparisons"][0]

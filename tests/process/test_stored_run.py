@@ -14,7 +14,7 @@ import pytest
 
 import overlap_bench
 from overlap_bench.harness.analysis import frames
-from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.common import names
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.store.files import StoreError

@@ -20,7 +20,7 @@ from overlap_bench.engines import api
 from overlap_bench.engines.overlap import SPEC
 from overlap_bench.harness.analysis import noise_floor
 from overlap_bench.harness.analysis import sweep as sweep_
-from overlap_bench.harness.analysis.result import Warning
+from overlap_bench.harness.analysis.warnings import Severity, Told
 from overlap_bench.harness.common import formatting
 from overlap_bench.harness.plan import grid
 from overlap_bench.harness.plan.grid import Point
@@ -179,7 +179,7 @@ def test_of_two_warnings_of_one_kind_at_one_point_both_are_told(tmp_path: Path) 
     result, _ = sweep_.result(stored_sweep(tmp_path / "a-sweep"))
     first, last = result.comparisons
     noise = ["noise: up to 9.0% of the CPU time was taken", "noise: processes that are not the run's used 8%"]
-    stolen, others = (Warning("noise", line) for line in noise)
+    stolen, others = (Told(line, "noise", weight=Severity.DESCRIBES) for line in noise)
     noisy = replace(first, warnings=[*first.warnings, stolen, others])
     one = replace(result, comparisons=[noisy, last])
     assert sweep_tables.warnings_of(one)[-2:] == [f"concurrency=1: {line}" for line in noise]

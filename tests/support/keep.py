@@ -19,7 +19,7 @@ import msgspec
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import frames
-from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.analysis.plain import to_stored
 from overlap_bench.harness.store import sweep
 from overlap_bench.harness.store.files import EXPERIMENT_FILE, SUMMARY_FILE, SWEEP_FILE, write_bytes
 from overlap_bench.harness.store.tables import (
@@ -46,7 +46,7 @@ def keep(run: Path, tables: Collection[str] = ()) -> None:
     gone = [name for name in TABLES if name not in tables and any(run.glob(f"blocks/*/{name}.parquet"))]
     left_out = [name for name in TABLES if name in (*stored.manifest.left_out, *gone)]
     if left_out:
-        _write_on_one_line(run / SUMMARY_FILE, to_plain(result))
+        _write_on_one_line(run / SUMMARY_FILE, to_stored(result))
         write_values(run, stored.values.rename(columns={"trial": "block"}))
         manifest = msgspec.structs.replace(stored.manifest, left_out=left_out)
         _write_on_one_line(run / "manifest.json", manifest)
@@ -71,7 +71,7 @@ def keep_experiment(folder: Path, tables: Collection[str] = ()) -> None:
     """The same of each run of an experiment, and what it found beside them."""
     found = experiment.show(folder).result
     if set(tables) != set(TABLES):
-        _write_on_one_line(folder / SUMMARY_FILE, to_plain(found))
+        _write_on_one_line(folder / SUMMARY_FILE, to_stored(found))
     for run in experiment.read(folder).runs(folder).values():
         keep(run, tables)
 

@@ -4,6 +4,7 @@ a run, and the result that they give."""
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ from rich.console import Console
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison
 from overlap_bench.harness.analysis.explain import Explained
+from overlap_bench.harness.analysis.plain import from_plain, to_plain
 from overlap_bench.harness.analysis.result import Comparison, FactorialResult, Result
 from overlap_bench.harness.common.machine import Code, Machine
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.report import formats
 from overlap_bench.harness.store.block import Block
-from overlap_bench.harness.store.files import SCHEMA_VERSION
+from overlap_bench.harness.store.files import SCHEMA_VERSION, read_summary
 from overlap_bench.harness.store.manifest import Manifest
 from overlap_bench.harness.store.tables import TABLES
 from overlap_bench.harness.workload.workload import Workload
@@ -155,3 +157,8 @@ def shown(found: formats.Found, width: int) -> str:
     text = io.StringIO()
     Console(file=text, width=width, force_terminal=False).print(*formats.to_terminal(found, width), sep="\n")
     return text.getvalue()
+
+
+def stored_result(folder: Path) -> dict[str, Any]:
+    """What a run's folder keeps of its result, as it is printed."""
+    return to_plain(from_plain(read_summary(folder), Result))

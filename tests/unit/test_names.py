@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_bench.harness.analysis.result import Comparison, from_plain, to_plain
+from overlap_bench.harness.analysis.plain import from_plain, to_plain
+from overlap_bench.harness.analysis.result import Comparison
 from overlap_bench.harness.common import names
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.experiment_file import EXTRA

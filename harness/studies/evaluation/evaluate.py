@@ -17,8 +17,18 @@ import pandas as pd
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison
-from overlap_bench.harness.analysis.accuracy import Answers, Evaluation, Row, agreement, pooled, row
-from overlap_bench.harness.analysis.result import Severity, Warning, to_plain
+from overlap_bench.harness.analysis.accuracy import (
+    Answers,
+    AnswersMayDiffer,
+    Cut,
+    Evaluation,
+    Row,
+    agreement,
+    pooled,
+    row,
+)
+from overlap_bench.harness.analysis.plain import to_stored
+from overlap_bench.harness.analysis.warnings import Warning
 from overlap_bench.harness.common import machine
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.run.scoring import Client, to_score
@@ -97,7 +107,7 @@ def evaluate(
             asked = [_ask(session, manager, arm, tasks, limit, few, say) for arm in arms]
         result = compared(folder.name, name, arms, tasks, asked)
         about = {
-            **to_plain(result),
+            **to_stored(result),
             "created": now.isoformat(timespec="seconds"),
             "limit": limit,
             "num_fewshot": few,
@@ -275,19 +285,11 @@ def _items(asked: Sequence[Asked]) -> pd.DataFrame:
 
 
 def _warnings(arms: Sequence[Arm], asked: Sequence[Asked]) -> list[Warning]:
-    found = []
+    found: list[Warning] = []
     answers = asked[0].answers
     if answers.cut:
         count = len(answers.likelihoods) + len(answers.texts)
-        cut = (
-            f"{answers.cut} of {count} requests were longer than max_context="
-            f"{arms[0].options.max_context} and were cut on the left: give --set max_context=N"
-        )
-        found.append(Warning("cut", cut, Severity.QUALIFIES))
+        found.append(Cut(answers.cut, count, arms[0].options.max_context))
     if not all(each.description.deterministic for each in asked):
-        may_differ = (
-            "answers that differ do not fail this: in half precision, or on a GPU, the last digit of a logit "
-            "depends on the batch, and can change one"
-        )
-        found.append(Warning("outputs", may_differ))
+        found.append(AnswersMayDiffer())
     return found

@@ -14,7 +14,8 @@ import pandas as pd
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison
-from overlap_bench.harness.analysis.result import Result, to_plain
+from overlap_bench.harness.analysis.plain import to_stored
+from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.analysis.values import block_values, measured
 from overlap_bench.harness.common import differences
 from overlap_bench.harness.common.machine import Code, Machine
@@ -73,7 +74,7 @@ def bring(
         write_manifest(folder, manifest)
         blocks = [Block(number, tables.read_block(folder, number)) for number in range(len(blocks))]
         summary = comparison.result(manifest, blocks)
-        write_summary(folder, to_plain(summary))
+        write_summary(folder, to_stored(summary))
     except BaseException:
         discard(folder)
         raise

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from overlap_bench.harness.analysis import comparison
-from overlap_bench.harness.analysis.result import Result, Severity, Warning
+from overlap_bench.harness.analysis.arm_warnings import circumstances
+from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.analysis.values import block_seconds
-from overlap_bench.harness.analysis.warnings import circumstances
+from overlap_bench.harness.analysis.warnings import Severity, Warning
 from overlap_bench.harness.metrics.definitions import SLICED
 from overlap_bench.harness.metrics.ranks import DEVICE
 from overlap_bench.harness.plan.patch import Patch
@@ -72,7 +73,7 @@ def test_a_rewriting_of_ours_and_code_that_was_not_built_stand_below_the_verdict
         arms = (before, msgspec.structs.replace(other, **after))
         design = msgspec.structs.replace(plan.design, arms=arms)
         found = circumstances(msgspec.structs.replace(plan, design=design), blocks(1.0), {})
-        return [each for each in found if each.kind in ("toggles", "patch")]
+        return [each for each in found if each.kind in ("our_rewriting", "not_built")]
 
     (ours,) = told(toggles={"block_map": "nested"})
     assert ours.severity == Severity.QUALIFIES
@@ -155,7 +156,9 @@ def test_what_to_try_where_a_pace_is_not_kept_is_what_can_be_tried(
         each.tables["rounds"]["counter.paced_programs"] = 1000.0
         each.tables["rounds"]["counter.paced_overruns"] = float(overruns)
     found = [
-        each for each in comparison.result(plan, measured).comparisons[0].warnings if each.kind == "pace"
+        each
+        for each in comparison.result(plan, measured).comparisons[0].warnings
+        if each.kind == "pace_not_kept"
     ]
     assert {each.severity for each in found} == {severity}
     assert [each.text.rpartition("computed: ")[2] for each in found] == [advice] * 2
@@ -178,7 +181,7 @@ def test_what_is_wrong_with_rounds_alone_qualifies_no_verdict_of_turns(
     primary: str, severity: Severity
 ) -> None:
     told = circumstances(manifest(primary=primary), blocks(1.0, wait_ms=20.0), {})
-    assert {each.severity for each in told if each.kind == "steadiness"} == {severity}
+    assert {each.severity for each in told if each.kind == "not_steady"} == {severity}
 
 
 def test_a_gpu_that_nothing_is_known_of_is_told() -> None:

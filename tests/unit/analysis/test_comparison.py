@@ -10,7 +10,8 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison, outputs, rule, words
 from overlap_bench.harness.analysis.mechanism import mechanism
-from overlap_bench.harness.analysis.result import Counter, Outputs, to_plain
+from overlap_bench.harness.analysis.plain import to_plain
+from overlap_bench.harness.analysis.result import Counter, Outputs
 from overlap_bench.harness.analysis.values import block_values
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.report import formats

@@ -139,7 +139,7 @@ def test_nodes_that_disagree_about_one_effect_of_a_factorial_count_once_there_an
 
     def told(result: Result) -> list[str]:
         assert result.factorial is not None
-        return [each.text for each in result.factorial.warnings if each.kind == "nodes"]
+        return [each.text for each in result.factorial.warnings if each.kind == "nodes_disagree_about"]
 
     agree, apart = found(TPOT, "aaaabbbb"), found(more, "aaaabbbb")
     assert [each.verdict for each in mains(agree)] == ["faster", "faster"]

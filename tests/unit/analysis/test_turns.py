@@ -198,7 +198,7 @@ def test_a_result_that_rounds_contradict_is_undecided_and_says_why() -> None:
     assert found.decided is not None
     assert found.decided.verdict == "undecided"
     assert any(text.startswith("undecided: turns and rounds disagree") for text in warned(found))
-    assert "undecided, as other measurements of this run contradict it" in words.conclusion("emulated", found)
+    assert "undecided: other measurements of this run contradict it" in words.conclusion("emulated", found)
     assert not any("fresh run" in text for text in warned(found))  # no number of blocks settles that
 
 

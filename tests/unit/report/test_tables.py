@@ -11,6 +11,7 @@ import pytest
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison, words
+from overlap_bench.harness.analysis.decision import ONE_BOOT
 from overlap_bench.harness.analysis.outputs import why_weak
 from overlap_bench.harness.analysis.result import Comparison, Failures, Outputs
 from overlap_bench.harness.cli import printing
@@ -189,8 +190,7 @@ def test_the_primary_comes_first_and_judged_ones_next() -> None:
 def test_one_boot_a_side_is_undecided_in_one_word() -> None:
     found = result(0.9)
     (one,) = found.comparisons
-    row = msgspec.structs.replace(one.metrics[one.primary], verdict=comparison.ONE_BOOT)
-    alone = msgspec.structs.replace(one, metrics={**one.metrics, one.primary: row})
+    alone = msgspec.structs.replace(one, verdict=ONE_BOOT)
     assert formats.verdict_of(msgspec.structs.replace(found, comparisons=[alone])) == "undecided"
     assert formats.verdict_of(msgspec.structs.replace(found, comparisons=[one, one])) is None
 

@@ -10,7 +10,7 @@ import pytest
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.catalogue import NOT_MEASURED, Entry, measured_by
-from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.analysis.plain import to_stored
 from overlap_bench.harness.plan.variants import load_unmeasured, load_variants
 from overlap_bench.harness.store.files import write_summary
 from overlap_bench.harness.store.manifest import Manifest, write_manifest
@@ -36,7 +36,7 @@ def planned(name: str, after: dict[str, Any] | None = None, **design: Any) -> Ma
 
 def finished(folder: Path, plan: Manifest) -> None:
     write_manifest(folder, plan)
-    write_summary(folder, to_plain(result(0.9, plan)))
+    write_summary(folder, to_stored(result(0.9, plan)))
 
 
 def measured(folder: Path) -> list[Entry]:

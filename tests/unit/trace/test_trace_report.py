@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.report import trace_tables
 from overlap_bench.harness.report.page import markdown_page
 from overlap_bench.harness.trace import analysis, trace_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from overlap_bench.harness.analysis.result import to_plain
+from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.report import formats, trace_tables
 from overlap_bench.harness.trace import analysis, trace_file
 from overlap_bench.harness.trace.gaps import Gap, gaps, steps

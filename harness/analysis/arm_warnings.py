@@ -1,0 +1,388 @@
+"""Warnings about what the arms were: their devices and code, their outputs, where and how often they ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from overlap_bench.engines import api
+from overlap_bench.harness.analysis.run_warnings import WIDER, BlockSeries, Measured, OfRun
+from overlap_bench.harness.analysis.warnings import Severity, Warning, kinds, ranked
+from overlap_bench.harness.common.differences import difference
+from overlap_bench.harness.metrics import divergences, ranks
+from overlap_bench.harness.plan.design import Arm
+from overlap_bench.harness.plan.settings import PACED_MODEL
+from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.changed import listed
+from overlap_bench.harness.store.manifest import Imported, Manifest, Repeat
+
+PACED = "emulated, paced: "  # begins the kind of a device with a pace
+HOST_PACED = "paced: "  # the same, of an engine whose host code is somebody else's
+OVERRAN = 0.01  # of a paced device's programs
+NOT_PACED = 0.1  # of them: this many are in every trimmed mean
+THROTTLE = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}
+TOLD = 3  # blocks that were measured once more, by name
+
+
+def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeries) -> list[Warning]:
+    """The warnings that do not depend on the change: under what conditions it was measured."""
+    run = Measured(manifest, blocks, values)
+    return ranked(found for kind in kinds(OfRun) for found in kind.found(run))
+
+
+class FromAnotherTool(OfRun, frozen=True):
+    """Another tool measured the run."""
+
+    run: str
+    tool: str
+    fresh_boots: bool
+
+    def sentence(self) -> str:
+        boots = "each file counts as a boot of its own, as stated at import"
+        if not self.fresh_boots:
+            boots = (
+                "one file, so one boot: its numbers can't decide anything; measure several boots, and import "
+                "their files together with --fresh-boots"
+            )
+        return f"{self.run} is imported from {self.tool}: {boots}"
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        if run.manifest.imported is not None:
+            yield cls.of_import(run.manifest.run, run.manifest.imported)
+
+    @classmethod
+    def of_import(cls, name: str, imported: Imported) -> Self:
+        fresh = imported.fresh_boots
+        severity = Severity.DESCRIBES if fresh else Severity.QUALIFIES
+        return cls(name, f"{imported.tool} {imported.version}".strip(), fresh, weight=severity)
+
+
+class NotLikeOurs(OfRun, frozen=True):
+    said: str
+    says = "{said}"
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        if run.manifest.imported is not None:
+            yield from cls.of_import(run.manifest.run, run.manifest.imported)
+
+    @classmethod
+    def of_import(cls, name: str, imported: Imported) -> Iterator[Self]:
+        yield cls(f"{name} lacks {'; '.join(imported.lacks)}")
+        yield from (cls(f"{name}: {line}") for line in imported.differs)
+
+
+class PaceNotKept(OfRun, frozen=True):
+    arm: str
+    share: float
+    tries: str
+    says = (
+        "pace not kept: {share:.1%} of the programs of {arm} computed for longer than their "
+        "pace, and took as long as they computed: {tries}"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        if run.manifest.imported is not None or "counter.paced_programs" not in run.rounds:
+            return
+        counts = run.rounds.groupby("arm")[["counter.paced_overruns", "counter.paced_programs"]].sum()
+        shares = counts["counter.paced_overruns"] / counts["counter.paced_programs"]
+        for arm in run.manifest.design.arms:
+            share = float(shares.get(arm.name, 0.0))
+            severity = Severity.OVERRULES if share > NOT_PACED else Severity.QUALIFIES
+            if share > OVERRAN:
+                yield cls(arm.name, share, _to_keep_pace(run, arm), weight=severity)
+
+
+def _to_keep_pace(run: Measured, arm: Arm) -> str:
+    """What to try. No model is small enough for devices that wait for each other's core."""
+    steps = [block.of(arm.name, "steps") for block in run.blocks]
+    devices = max(map(ranks.count, steps))
+    if run.manifest.measured_on.cores <= devices:
+        each = f"{devices} devices and the host" if devices > 1 else "the device and the host"
+        less = "fewer ranks, or " if devices > 1 else ""
+        return f"{each} want a core each, and this machine has {run.cores}: try {less}a machine with more"
+    tries = ["a longer pace"]
+    if max((int(each["batch"].max()) for each in steps if len(each)), default=2) > 1:
+        tries.append("a smaller batch")
+    if arm.options.model != PACED_MODEL:
+        tries.append(f"--model {PACED_MODEL}")
+    return f"try {' or '.join(tries)}"
+
+
+class StandsIn(OfRun, frozen=True):
+    arms: str
+    replaced: str
+    usual = Severity.QUALIFIES
+    says = "in {arms} a clock stands in for {replaced}. All other host code ran as installed"
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        by_arm = {arm: each.device.get("replaced") for arm, each in run.manifest.descriptions.items()}
+        for replaced in filter(None, dict.fromkeys(by_arm.values())):
+            yield cls(" and ".join(arm for arm, its in by_arm.items() if its == replaced), replaced)
+
+
+class OurRewriting(OfRun, frozen=True):
+    choices: str
+    usual = Severity.QUALIFIES
+    says = (
+        "{choices}: our rewriting of what the source describes, so this is no verdict on the pull request "
+        "itself; --after patch=FILE measures its own diff"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        arms = run.manifest.design.arms
+        spec = api.find_engines().get(arms[0].engine) if len(arms) > 1 else None
+        ours = []
+        for toggle in () if spec is None else spec.toggles:
+            chosen = {arm.toggles.get(toggle.name) for arm in arms}
+            if toggle.rewritten in chosen and len(chosen) > 1:
+                ours.append(f"{toggle.name}={toggle.rewritten} ({toggle.source})")
+        if ours:
+            yield cls(", ".join(ours))
+
+
+class NotBuilt(OfRun, frozen=True):
+    arm: str
+    patch: str
+    files: str
+    usual = Severity.QUALIFIES
+    says = (
+        "patch={patch} of {arm} also changes compiled code, which was not measured: {files}; build it into "
+        "an environment of its own, and give that by python=PATH"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        for arm in run.manifest.design.arms:
+            if arm.patch is not None and (files := arm.patch.not_built):
+                yield cls(arm.name, arm.patch.file, listed(files))
+
+
+class Emulated(OfRun, frozen=True):
+    says = "emulated device: these are times of CPU cores; never compare them with a GPU's"
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        if "emulated" in run.device_kinds:
+            yield cls()
+
+
+class Paced(OfRun, frozen=True):
+    """A profile says how long the device takes. `k`: what it is multiplied by, "" nothing."""
+
+    device: str
+    k: str = ""
+    host_assumed: bool = False
+
+    def sentence(self) -> str:
+        host = ", a host that is assumed" if self.host_assumed else ""
+        by = f" times {self.k}, for this host's speed beside the profile's{host}" if self.k else ""
+        return (
+            f"{self.device}: device times are what a profile says{by}, host times are this machine's; never "
+            "compare them with another device's"
+        )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        for kind in sorted(each for each in run.device_kinds if each.startswith((PACED, HOST_PACED))):
+            name, stretched, k = kind.removeprefix(PACED).removeprefix(HOST_PACED).rpartition("*")
+            profile = api.profiles().get(name)
+            yield cls(kind, k if stretched else "", profile is not None and "host" in profile.assumed)
+
+
+class SharedGPU(OfRun, frozen=True):
+    says = f"shared GPU: other processes were on the card, so {WIDER}: stop them and measure again"
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        if run.most("gpu_other_processes") > 0:
+            yield cls()
+
+
+class Throttled(OfRun, frozen=True):
+    reason: str
+    says = (
+        "throttling: the GPU was slowed down ({reason}), so steps are longer at some times than at "
+        "others: cool it, or lock its clock lower (nvidia-smi -lgc)"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        if "gpu_throttle_reasons" in run.rounds:
+            reasons = run.rounds["gpu_throttle_reasons"].fillna(0).astype("int64")
+            yield from (cls(reason) for bit, reason in THROTTLE.items() if (reasons & bit).any())
+
+
+class GPUUnknown(OfRun, frozen=True):
+    arms: str
+    says = (
+        "NVML tells nothing of the GPU of {arms}: its clocks, throttling and other users are unknown; look "
+        "at nvidia-smi while it runs"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        rounds = run.rounds
+        readings = [column for column in rounds if column.startswith("gpu_")]
+        unknown = [
+            arm
+            for arm, description in run.manifest.descriptions.items()
+            if description.device["kind"] == "cuda"
+            and rounds.loc[rounds["arm"] == arm, readings].isna().all(axis=1).any()
+        ]
+        if unknown and run.manifest.imported is None:
+            yield cls(" and ".join(unknown))
+
+
+class OutputsAsText(OfRun, frozen=True):
+    """Servers may differ from themselves."""
+
+    against_itself: bool
+
+    def sentence(self) -> str:
+        how_often = "" if self.against_itself else "; bench aa shows how often"
+        return (
+            "outputs of servers are compared as text (as token ids with count=ids), and differences do not "
+            f"fail this run: batching can change a token, so a server differs from itself too{how_often}"
+        )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        design = run.manifest.design
+        if "remote" in run.device_kinds and len(design.arms) == 2:
+            yield cls(design.against_itself, weight=_of_outputs(run))
+
+
+class OutputsMayDiffer(OfRun, frozen=True):
+    """Equal outputs were not promised. `widest`: how far below the likeliest token one that differs was, by
+    the model of an `arm`, and `near_tie` how far one may be; None where it was not judged."""
+
+    judged: bool
+    arm: str = ""
+    widest: float | None = None
+    near_tie: float | None = None
+
+    def sentence(self) -> str:
+        if not self.judged:
+            return (
+                "outputs that differ do not fail this run, unless they are judged and no near-tie explains "
+                "it: where tokens are sampled, or computed in half precision or on a GPU, the last digit of "
+                "a logit depends on the batch and can change one"
+            )
+        line = (
+            "outputs that differ fail this run where no near-tie explains it: computed in half precision or "
+            "on a GPU, the last digit of a logit depends on the batch and can change a token"
+        )
+        if self.widest is None:
+            return line
+        return (
+            f"{line}; by the model of {self.arm}, tokens at which they part are up to {self.widest:.2g} "
+            f"below the likeliest (in logits; a near-tie is below {self.near_tie:.2g})"
+        )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        manifest, arms = run.manifest, len(run.manifest.design.arms)
+        servers = "remote" in run.device_kinds and arms == 2
+        promised = manifest.promises_outputs or manifest.imported is not None
+        if servers or promised or arms < 2 or not manifest.descriptions:
+            return
+        tables = [table for block in run.blocks if len(table := block.tables["divergences"])]
+        widest = divergences.widest_gap(tables)
+        severity = _of_outputs(run)
+        if widest is None or np.isinf(widest):
+            yield cls(widest is not None, weight=severity)
+            return
+        near_tie = float(max(table["near_tie"].max() for table in tables))
+        yield cls(True, str(tables[0]["before"].iloc[0]), widest, near_tie, weight=severity)
+
+
+class OutputsPromised(OfRun, frozen=True):
+    usual = Severity.QUALIFIES
+    says = (
+        "outputs that differ fail this run where no near-tie explains it: its engines promise equal "
+        "tokens for equal prompts, whatever the batch"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        manifest, arms = run.manifest, len(run.manifest.design.arms)
+        servers = "remote" in run.device_kinds and arms == 2
+        promised = arms < 2 or not manifest.descriptions or manifest.promises_outputs
+        if not servers and (promised or manifest.imported is not None) and _differ(run):
+            yield cls()
+
+
+def _differ(run: Measured) -> bool:
+    return any(len(block.tables["divergences"]) for block in run.blocks)
+
+
+def _of_outputs(run: Measured) -> Severity:
+    return Severity.QUALIFIES if _differ(run) else Severity.DESCRIBES
+
+
+class Resumed(OfRun, frozen=True):
+    """A block was ended and measured again: it may be one that somebody did not like."""
+
+    after: str
+    says = (
+        "interrupted and gone on with after {after} trials: what had been measured of the next one was "
+        "dropped, and measured again in the same order"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        if run.manifest.resumed_after:
+            yield cls(", ".join(map(str, run.manifest.resumed_after)))
+
+
+class UnequalNodes(OfRun, frozen=True):
+    node: str
+    first: str
+    differ: str
+    says = "unequal nodes: {node} is not {first}: {differ}"
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        first, *others = run.manifest.nodes.items() or [("", run.manifest.machine)]
+        for name, machine in others:
+            if other := difference(msgspec.to_builtins(first[1]), msgspec.to_builtins(machine)):
+                yield cls(name, first[0], other)
+
+
+class MeasuredAgain(OfRun, frozen=True):
+    """Trials failed on a cluster, and were measured once more."""
+
+    repeats: tuple[Repeat, ...]
+
+    def sentence(self) -> str:
+        told = "; ".join(f"{each.block + 1} ({each.reason})" for each in self.repeats[:TOLD])
+        more = f"; and {len(self.repeats) - TOLD} more" if len(self.repeats) > TOLD else ""
+        return f"measured once more, each in the order drawn for it, since it failed: trial {told}{more}"
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        if run.manifest.repeats:
+            yield cls(tuple(run.manifest.repeats))
+
+
+class RecorderOff(OfRun, frozen=True):
+    arm: str
+    says = "recorder off in {arm}: it has no step records, so no step times and no limit"
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        arms: Sequence[Arm] = run.manifest.design.arms
+        yield from (cls(arm.name) for arm in arms if not arm.options.recorder)

@@ -1,0 +1,98 @@
+"""What is decided about a metric, and why: made here, and said nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from overlap_bench.harness.common.formatting import percent
+from overlap_bench.harness.stats import verdicts
+from overlap_bench.harness.stats.paired import Effect
+from overlap_bench.harness.stats.stopping import ALPHA
+from overlap_bench.harness.store.changed import ChangedCode
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """A `word`, and the `reason` for it. Without a word there is no verdict, and the reason says so.
+    `overruled_by`: the kind of the warning that took the verdict back; "" none did."""
+
+    word: verdicts.Verdict | None
+    reason: str = ""
+    overruled_by: str = ""
+
+    def __str__(self) -> str:
+        """As a sentence says it: "same, within ±1%"."""
+        if self.word is None:
+            return self.reason or "no verdict"
+        return f"{self.word}{': ' if self.overruled_by else ', '}{self.reason}" if self.reason else self.word
+
+    @property
+    def stored(self) -> str | None:
+        """The word of a metric's row, as files have it: one boot per side is told there too."""
+        return str(self) if self == ONE_BOOT else self.word
+
+
+ONE_BOOT = Verdict("undecided", "one boot per side", "one_boot")  # boots differ: nothing can be said
+CONTRADICTED = Verdict("undecided", "other measurements of this run contradict it", "contradicted")
+NOT_FINISHED = Verdict(None, "no verdict yet: the run is not finished", "unfinished")
+NOT_INTERLEAVED = Verdict(None, "no verdict: the arms were not interleaved", "not_interleaved")
+NOT_COMPARED = Verdict(None, "no verdict: the run did not set out to compare these arms", "not_compared")
+OFFERED = Verdict(None, "no verdict: this is the load that was offered")
+
+
+ONE_TRIAL = Verdict(None, "one trial gives no verdict")
+
+
+def never_ran(why: str) -> Verdict:
+    """None of the code that differs between the arms ran."""
+    return Verdict(None, f"no verdict: {why}", "never_ran")
+
+
+def decide(
+    estimate: Effect,
+    margin: float,
+    better: str,
+    is_time: bool,
+    p_adjusted: float | None = None,
+    alpha: float = ALPHA,
+) -> Verdict:
+    """The verdict by the decision rule (stats.verdicts), with its reason."""
+    word = verdicts.verdict(estimate, margin, better, is_time, p_adjusted, alpha)
+    if word is None or estimate.low is None or estimate.high is None:
+        return ONE_TRIAL
+    return Verdict(word, reason(word, estimate.change, estimate.low, estimate.high, margin, p_adjusted))
+
+
+def reason(
+    word: str, change: float | None, low: float, high: float, margin: float, p_adjusted: float | None
+) -> str:
+    """Why the rule comes to that word, by the change with its interval (`change` is None in a unit)."""
+    within, sure = f"±{100 * margin:.3g}%", low > 0 or high < 0
+    if word == "same":
+        return f"within {within}" + (f"; a change of {percent(change)} was detected" if sure else "")
+    if word != "undecided":
+        return ""
+    if sure and p_adjusted is not None:
+        return f"p {p_adjusted:.3f} among all comparisons of the run"
+    return "the interval holds 0" + ("" if change is None else f" and reaches beyond {within}")
+
+
+def of_older(found: Mapping[str, Any]) -> Verdict | None:
+    """The verdict of a comparison that was stored before reasons were, by what its rule must have seen."""
+    row, margin = found["metrics"].get(found["primary"]), found["margin"]
+    changed = found.get("changed_code")
+    if row is None or found["after"] is None:
+        return None
+    word, change, low, high = (row[name] for name in ("verdict", "change", "ci_low", "ci_high"))
+    if changed and not changed["counts"]:
+        return never_ran(msgspec.convert(changed, ChangedCode).never_ran)
+    if word == str(ONE_BOOT):
+        return ONE_BOOT
+    if word is None:
+        return ONE_TRIAL if low is None else Verdict(None)
+    sure, within = low > 0 or high < 0, change is not None and -margin < low and high < margin
+    if word == "undecided" and (within or (sure and row["p_adjusted"] is None)):
+        return CONTRADICTED
+    return Verdict(word, reason(word, change, low, high, margin, row["p_adjusted"]))

@@ -1,0 +1,388 @@
+"""Warnings about what was measured: the machine, the client, the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from overlap_bench.harness.analysis.warnings import Kind, Severity
+from overlap_bench.harness.common import core_speed
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics.requests import spans_ns
+from overlap_bench.harness.store.manifest import Manifest
+from overlap_bench.harness.workload.arrivals import ARRIVALS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from overlap_bench.harness.store.block import Block
+
+BlockSeries = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block
+
+STEAL = 0.01  # share of all CPU time that another virtual machine took
+OTHERS = 0.05  # share of all CPU time used by processes that are not the run's
+SUBMIT_LAG_MS = 1.0
+LATE_READ = 0.5  # of the gap between two chunks
+SQUEEZED, SOME = 0.5, 0.02  # of the time that a request's tokens took to make; of all requests
+CLOCK_MOVED_US = 100
+SKIPPED = {
+    "short": "conversations under 4 tokens",
+    "long": "conversations too long for vLLM's limits or the context",
+    "failed": "requests that failed when the trace was recorded",
+}
+# What engines/openai/engine.py counts; each served request is counted by one of COUNTED.
+COUNTED = "counter.requests_counted_by_"
+AT_ONCE, BURSTS = "counter.replies_at_once", "counter.replies_in_bursts"
+GATHERED, BURST = 0.5, 4  # share of all replies; chunks at once, on average
+# Of the requests; each has its tokens besides, and all of those at once may be too much for the memory.
+OF_REQUESTS = ("arm", "request", "sent_ns", "tokenized_ns", "admitted_ns", "finished_ns", "error")
+FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
+MORE = "try fewer requests at once, or more cores"
+WIDER = "the intervals are wider"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured, as warnings look at it; `values`: what each trial came to."""
+
+    manifest: Manifest
+    blocks: Sequence[Block]
+    values: BlockSeries
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        return self._joined("requests", OF_REQUESTS)
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        return self._joined("rounds")
+
+    @property
+    def cores(self) -> str:
+        cores = self.manifest.measured_on.cores
+        return f"{cores} core{'s' if cores != 1 else ''}"
+
+    @property
+    def device_kinds(self) -> set[str]:
+        return {each.device["kind"] for each in self.manifest.descriptions.values()}
+
+    @property
+    def of_rounds(self) -> Severity:
+        """How much what is wrong with rounds alone does to the verdict: nothing to one of turns."""
+        turns = self.manifest.design.primary in definitions.OF_PAIRS
+        return Severity.DESCRIBES if turns else Severity.QUALIFIES
+
+    def most(self, column: str) -> float:
+        """The largest value of a column of the rounds, 0 where there is none."""
+        known = column in self.rounds and self.rounds[column].notna().any()
+        return float(np.nanmax(self.rounds[column])) if known else 0.0
+
+    def sum(self, column: str) -> int:
+        return int(self.rounds[column].sum()) if column in self.rounds else 0
+
+    def _joined(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """A table of all blocks; of all its columns, unless only some are wanted."""
+        import pandas as pd
+
+        wanted = slice(None) if columns is None else list(columns)
+        return pd.concat([block.tables[table].loc[:, wanted] for block in self.blocks], ignore_index=True)
+
+
+class OfRun(Kind, frozen=True):
+    """A warning about what was measured, whatever the change is."""
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        """Each that applies to a run."""
+        yield from ()
+
+
+class Steal(OfRun, frozen=True):
+    share: float
+    says = (
+        "noise: up to {share:.1%} of the CPU time was taken by other virtual machines (steal), so "
+        f"{WIDER}: try another hour, more trials, or a machine of your own"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        if (share := run.most("steal_share")) > STEAL:
+            yield cls(share)
+
+
+class OtherProcesses(OfRun, frozen=True):
+    share: float
+    load: float
+    says = (
+        "noise: processes that are not the run's used up to {share:.1%} of the CPU time (load "
+        f"average up to {{load:.1f}}), so {WIDER}: stop them and measure again"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        if (share := run.most("others_share")) > OTHERS:
+            yield cls(share, run.most("load_1m"))
+
+
+class CoreSpeed(OfRun, frozen=True):
+    fast_us: float
+    slow_us: float
+    says = (
+        "noise: the same loop took {fast_us:.0f} us between some rounds and {slow_us:.0f} us "
+        "between others. Either other work shares a physical core, which steal does not show, or the "
+        f"clock moves, so {WIDER}: try bench doctor, then a quieter machine or a fixed clock"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        if "loop_us" in run.rounds and run.rounds["loop_us"].notna().any():
+            fast, slow = core_speed.spread(run.rounds["loop_us"].dropna().tolist())
+            if slow >= core_speed.STEADY * fast:
+                yield cls(fast, slow)
+
+
+class NotSteady(OfRun, frozen=True):
+    arm: str
+    growth_ms: float
+    slower: str
+    says = (
+        "not steady: the queue wait of {arm} grew by {growth_ms:.3g} ms over a round; arrivals outrun "
+        "the engine: try {slower}"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        arrival = ARRIVALS[run.manifest.design.workload.arrival]
+        if not arrival.open_loop:
+            return
+        slower = "a longer --interval-ms" if "interval_ms" in arrival.options else "a lower --rate"
+        requests = run.requests[(run.requests["admitted_ns"] >= 0) & (run.requests["tokenized_ns"] >= 0)]
+        for arm, own in requests.groupby("arm", sort=False):
+            waited = (own["admitted_ns"] - own["tokenized_ns"]) / 1e6
+            latency = (own["finished_ns"] - own["sent_ns"]) / 1e6
+            quarter = own["request"].rank(pct=True)
+            growth = float(waited[quarter > 0.75].median() - waited[quarter <= 0.25].median())
+            if len(own) >= 8 and growth > FALLING_BEHIND * float(latency.median()):
+                yield cls(str(arm), growth, slower, weight=run.of_rounds)
+
+
+class LateSends(OfRun, frozen=True):
+    ms: float
+    says = (
+        "late sends (submit lag): 1% of a boot's requests were {ms:.2f} ms late or more; TTFT "
+        f"counts from the send, so this wait is in no latency: {MORE}"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        lag = max(map(max, run.values.get("submit_lag_ms_p99", {}).values()), default=0.0)
+        if lag > SUBMIT_LAG_MS:
+            yield cls(lag)
+
+
+class LateReads(OfRun, frozen=True):
+    """Bytes lay unread for so long that it distorted a time: arrival stamps are the kernel's, but bytes that
+    are still unread when the next chunk comes are read together with it, and get its stamp."""
+
+    ms: float
+    cores: str
+    says = (
+        "late reads (client lag): bytes lay unread for up to {ms:.2f} ms (p99), long enough for the "
+        "next chunk to arrive and be read as one with them; the client had too little of "
+        f"{{cores}}: {MORE}"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        gaps = run.values.get("itl_chunk_ms_p50", {})
+        late = [
+            max(lags)
+            for arm, lags in run.values.get("client_lag_ms_p99", {}).items()
+            if max(lags) > LATE_READ * min(gaps.get(arm, [np.inf]))
+        ]
+        if late:
+            yield cls(max(late), run.cores, weight=run.of_rounds)
+
+
+class Squeezed(OfRun, frozen=True):
+    few: int
+    several: int
+    cores: str
+    says = (
+        "late reads: {few} of {several} requests had their chunks within less than half the "
+        "time in which the engine made their tokens, so TPOT and ITL are too small: the client had too "
+        f"little of {{cores}}, or the engine sent late; {MORE}"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        several = squeezed = 0
+        for requests in (each for block in run.blocks if len(each := block.tables["requests"])):
+            made, came = (spans_ns(requests[name]) for name in ("token_ns", "chunk_ns"))
+            several += int(np.count_nonzero((made > 0) & (came > 0)))
+            squeezed += int(np.count_nonzero((made > 0) & (came > 0) & (came < SQUEEZED * made)))
+        if squeezed > SOME * several:
+            yield cls(squeezed, several, run.cores, weight=run.of_rounds)
+
+
+class ClockMoved(OfRun, frozen=True):
+    ms: float
+    says = (
+        "the time of day was changed by {ms:.3g} ms in a round: its arrival times are wrong; let "
+        "the machine settle its time (NTP), and measure again"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        if (moved := run.most("counter.clock_moved_us")) > CLOCK_MOVED_US:
+            yield cls(moved / 1e3, weight=run.of_rounds)
+
+
+class RecordsLost(OfRun, frozen=True):
+    """A round outgrew its records; each arm then lacks a different part of it."""
+
+    steps: int
+    rows: int
+
+    def sentence(self) -> str:
+        counts = {"steps": self.steps, "rows of what the device did": self.rows}
+        lost = " and ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        return (
+            f"records lost: up to {lost} in a round; step times, phases, device_busy, exposed_host_us and "
+            "the mechanism cover only what is left, a different part in each arm: try a lower "
+            "--num-requests or --max-new-tokens"
+        )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        lost = [int(run.most(f"counter.{what}_lost")) for what in ("steps", "work_rows")]
+        if any(lost):
+            yield cls(*lost, weight=run.of_rounds)
+
+
+class AllAtOnce(OfRun, frozen=True):
+    replies: int
+    of_all: int
+    usual = Severity.QUALIFIES
+    says = (
+        "not streamed: {replies} of {of_all} replies came all at once, as through a proxy that "
+        "buffers them or from a server that does not stream: TTFT is then the latency, and TPOT and ITL "
+        "mean nothing; ask the server itself, or turn the buffering off (nginx: proxy_buffering off)"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        replies = sum(run.sum(name) for name in run.rounds if name.startswith(COUNTED))
+        if (at_once := run.sum(AT_ONCE)) > GATHERED * replies:
+            yield cls(at_once, replies)
+
+
+class InBursts(OfRun, frozen=True):
+    replies: int
+    of_all: int
+    usual = Severity.QUALIFIES
+    says = (
+        f"bursts: {{replies}} of {{of_all}} replies came in bursts of {BURST} chunks or more, as "
+        "through a proxy that buffers them, or from speculative decoding: ITL is that of bursts, and TTFT "
+        "may have waited for one to fill; ask the server itself, or turn the buffering off"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        replies = sum(run.sum(name) for name in run.rounds if name.startswith(COUNTED))
+        at_once, in_bursts = run.sum(AT_ONCE), run.sum(BURSTS)
+        if at_once <= GATHERED * replies < at_once + in_bursts:
+            yield cls(at_once + in_bursts, replies)
+
+
+class CountedByChunks(OfRun, frozen=True):
+    requests: int
+    usual = Severity.QUALIFIES
+    says = (
+        "tokens of {requests} requests were counted as one per chunk, as the server gives no count, "
+        "or too low a one: TPOT, ITL and throughput are wrong where a chunk holds more; "
+        "--set tokenizer=FILE counts them"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        if requests := run.sum(f"{COUNTED}chunks"):
+            yield cls(requests)
+
+
+class NotAllStreamed(OfRun, frozen=True):
+    """Replies hold more tokens than came."""
+
+    requests: int
+    tokens: int
+    usual = Severity.QUALIFIES
+
+    def sentence(self) -> str:
+        return (
+            f"not streamed: in {self.requests} requests the server counted {self.tokens:,} tokens "
+            f"({self.tokens / self.requests:.3g} each) that came in no chunk, as of a thought that it hides: "
+            "TTFT holds the time that they took; TPOT and throughput are of the tokens that came. Turn "
+            "thinking off in the server, or let it send its thoughts"
+        )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        if tokens := run.sum("counter.tokens_not_streamed"):
+            yield cls(run.sum("counter.requests_not_all_streamed"), tokens)
+
+
+class DoubtfulCount(OfRun, frozen=True):
+    requests: int
+    usual = Severity.QUALIFIES
+    says = (
+        "token count: in {requests} requests the server counts more tokens than so short a text is "
+        "likely to hold. If it hides some, as of a thought, TPOT is too small and throughput too large; "
+        "--set tokenizer=FILE counts those that came"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        if requests := run.sum("counter.requests_of_doubtful_count"):
+            yield cls(requests)
+
+
+class Failed(OfRun, frozen=True):
+    failed: int
+    requests: int
+    first: str
+    usual = Severity.QUALIFIES
+    says = (
+        "{failed} of {requests} requests failed and are left out, so all times are of the "
+        "others; mend the cause and measure again. The first error: {first}"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        failed = run.requests[run.requests["error"] != ""]
+        if len(failed):
+            yield cls(len(failed), len(run.requests), failed["error"].iloc[0])
+
+
+class Skipped(OfRun, frozen=True):
+    """The workload's data holds what was not sent. The smallest context of all arms decides, so all skip the
+    same, and one of them is counted."""
+
+    short: int = 0
+    long: int = 0
+    failed: int = 0
+
+    def sentence(self) -> str:
+        told = ", ".join(f"{count} {what}" for why, what in SKIPPED.items() if (count := getattr(self, why)))
+        return f"skipped, over all rounds: {told}; no arm was asked these"
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        rounds = run.rounds[run.rounds["arm"] == run.manifest.design.arms[0].name]
+        names = [f"skipped.{why}" for why in SKIPPED]
+        counts = [int(rounds[name].sum()) if name in rounds else 0 for name in names]
+        if any(counts):
+            yield cls(*counts)

@@ -1,0 +1,389 @@
+"""Warnings about what can be decided by a run: its trials, their order, what speaks against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlap_bench.harness.analysis.run_warnings import BlockSeries
+from overlap_bench.harness.analysis.warnings import UNDECIDED, Kind, Severity, Warning, kinds
+from overlap_bench.harness.common.formatting import between, duration, percent
+from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.stats import checks, paired, planning
+from overlap_bench.harness.stats.stopping import ALPHA
+from overlap_bench.harness.store.manifest import Manifest
+
+Floats = NDArray[np.float64]
+FEASIBLE_S = 2 * 3600  # a run that takes longer keeps nobody's machine quiet
+FEW = 6  # trials
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What was decided about the primary, and by how much. `seconds`: what a trial takes, where it is known;
+    `disagree_by`: the SD of the change between nodes that disagree about it."""
+
+    design: Design
+    trials: int
+    effect: paired.Effect | None
+    word: str | None
+    seconds: float | None
+    nodes: int = 1
+    disagree_by: float | None = None
+
+    @property
+    def one_boot(self) -> bool:
+        return any(arm.is_remote for arm in self.design.arms)
+
+
+class OfVerdict(Kind, frozen=True):
+    """A warning about what can be decided."""
+
+    @classmethod
+    def found(cls, decided: Decided) -> Iterator[Self]:
+        """Each that applies to what was decided; of some kinds, who has what they are about tells."""
+        yield from ()
+
+
+def of_decision(decided: Decided) -> list[Warning]:
+    """What there is to say about the number of trials, and about a verdict that was not reached."""
+    if decided.effect is None:
+        return []
+    return [found for kind in kinds(OfVerdict) for found in kind.found(decided)]
+
+
+class OneBoot(OfVerdict, frozen=True):
+    usual = Severity.OVERRULES
+    says = (
+        "one boot per side: boots of one server differ by a percent and more, and one of each can't tell "
+        "that from a change; servers that are started with cmd= give intervals and verdicts"
+    )
+
+    @classmethod
+    def found(cls, decided: Decided) -> Iterator[Self]:
+        if decided.one_boot:
+            yield cls()
+
+
+class OneTrial(OfVerdict, frozen=True):
+    more: str
+    usual = Severity.QUALIFIES
+    says = "one trial: numbers, no interval and no verdict; {more} gives both"
+
+    @classmethod
+    def found(cls, decided: Decided) -> Iterator[Self]:
+        if decided.trials == 1 and not decided.one_boot:
+            yield cls(_more(decided.design))
+
+
+class FewTrials(OfVerdict, frozen=True):
+    trials: int
+    more: str
+    says = "too few trials: {trials}; the interval is wide, and {more} gives a narrower one"
+
+    @classmethod
+    def found(cls, decided: Decided) -> Iterator[Self]:
+        if 1 < decided.trials < FEW and decided.design.until is None and not decided.one_boot:
+            yield cls(decided.trials, _more(decided.design))
+
+
+def few_trials(design: Design, trials: int) -> list[Warning]:
+    """Whether these are too few for a narrow interval, or for any."""
+    decided = Decided(design, trials, None, None, None)
+    return [*OneTrial.found(decided), *FewTrials.found(decided)]
+
+
+def _more(design: Design) -> str:
+    return "--trials 6" if design.max_minutes is None else "a longer --max-minutes, or --trials 6,"
+
+
+class WayOut(OfVerdict, frozen=True):
+    """How long a fresh run has to be, judged by the spread alone (planning.blocks_needed)."""
+
+    trials: tuple[int, int]
+    margin: float
+    seconds: float | None = None
+    usual = Severity.OVERRULES
+    settles: ClassVar[bool] = True
+
+    def sentence(self) -> str:
+        trials = f"{between(*(f'{each:,}' for each in self.trials))} trials"
+        shows = (
+            f"shows a change of {100 * self.margin:.3g}% in 4 of 5 cases. Start afresh: trials added to this "
+            "run until it is decided would be peeking"
+        )
+        if self.seconds is None:
+            return f"{UNDECIDED}: a fresh run of {trials} {shows}"
+        time = between(*(duration(each * self.seconds) for each in self.trials))
+        each = f"{trials} of {duration(self.seconds)}"
+        if self.trials[0] * self.seconds > FEASIBLE_S:
+            return (
+                f"{UNDECIDED}: about {time} on this machine ({each}): not feasible here, where "
+                f"{duration(FEASIBLE_S)} is the bound; look for what disturbs it (bench doctor)"
+            )
+        return f"{UNDECIDED}: about {time} on this machine would settle it: a fresh run of {each} {shows}"
+
+    @classmethod
+    def found(cls, decided: Decided) -> Iterator[Self]:
+        effect = decided.effect
+        assert effect is not None
+        if effect.sd is None or decided.word != UNDECIDED or decided.disagree_by is not None:
+            return
+        if effect.scale == "ratio" and not decided.one_boot:
+            margin = decided.design.margin
+            low, high = planning.blocks_needed(effect.sd, effect.blocks, margin)
+            yield cls((low, high), margin, decided.seconds)
+
+
+class Contradicted(OfVerdict, frozen=True):
+    why: str
+    usual = Severity.OVERRULES
+    settles: ClassVar[bool] = True
+    says = f"{UNDECIDED}: {{why}}"
+
+
+class NodesDisagree(OfVerdict, frozen=True):
+    nodes: int
+    sd: float
+    usual = Severity.QUALIFIES
+    says = (
+        "the nodes disagree, by an SD of {sd:.2%} beyond what their trials scatter by, so each of "
+        "the {nodes} counts once"
+    )
+
+    @classmethod
+    def found(cls, decided: Decided) -> Iterator[Self]:
+        if decided.disagree_by is not None and (decided.word == UNDECIDED) == cls.settles:
+            yield cls(decided.nodes, decided.disagree_by)
+
+
+class NodesLeaveItOpen(NodesDisagree, frozen=True):
+    """The same, where nothing is decided."""
+
+    usual = Severity.OVERRULES
+    settles: ClassVar[bool] = True
+
+    def sentence(self) -> str:
+        said = NodesDisagree.sentence(self)
+        return f"{UNDECIDED}: {said}: more nodes would settle it, more trials would not"
+
+
+class NodesDisagreeAbout(OfVerdict, frozen=True):
+    """The same, of effects of a factorial."""
+
+    effects: tuple[str, ...]
+    nodes: int
+    usual = Severity.QUALIFIES
+
+    def sentence(self) -> str:
+        return (
+            f"the nodes disagree about {', '.join(self.effects)}: there each of the {self.nodes} counts once"
+        )
+
+
+class OneOrder(OfVerdict, frozen=True):
+    ran: str
+    usual = Severity.QUALIFIES
+    says = (
+        "every trial ran in the same order: an effect of running {ran} can't be told apart; another "
+        "--seed draws another order"
+    )
+
+
+class Position(OfVerdict, frozen=True):
+    """Running second, or last, made an arm slower or faster. `left`: what of that is in the change."""
+
+    ran: str
+    change: float
+    low: float
+    high: float
+    left: str
+    weakens: bool
+
+    def sentence(self) -> str:
+        was = (
+            f"position effect: the arm that ran {self.ran} was at {percent(self.change)} "
+            f"[{percent(self.low)}, {percent(self.high)}]; {self.left}"
+        )
+        if not self.weakens:
+            return was
+        return f"weakened by a {was}, more than half the margin; more trials leave less of it"
+
+
+class SignFlip(OfVerdict, frozen=True):
+    """A test that assumes less says something else. `about`: each effect with its p."""
+
+    about_each: tuple[tuple[str, float], ...]
+    usual = Severity.QUALIFIES
+
+    def sentence(self) -> str:
+        if [name for name, _ in self.about_each] == [""]:
+            where = f"(p = {self.about_each[0][1]:.3f}) disagrees with the t test"
+        else:
+            named = ", ".join(f"{name} (p = {p:.3f})" for name, p in self.about_each)
+            where = f"disagrees with the t test on {named}"
+        return f"the sign-flip test {where}: one trial may carry or hide the change; look at single trials"
+
+
+class Drift(OfVerdict, frozen=True):
+    """All arms became slower or faster during the run."""
+
+    change: float
+    arms: str
+
+    def sentence(self) -> str:
+        return (
+            f"drift: {self.arms} drifted by {percent(self.change)} from the first trial to the last; drift "
+            f"common to {self.arms} cancels in the comparison, but quote no time of this run by itself"
+        )
+
+
+def of_order(
+    manifest: Manifest,
+    numbers: Sequence[int],
+    before: Sequence[float],
+    after: Sequence[float],
+    *,
+    judged: bool = True,
+) -> Iterator[Warning]:
+    """What the order of the arms and of the trials did to a change, from one value per trial (`numbers`).
+    Where it is described, not judged, a position effect is never said to weaken it: there is no verdict."""
+    margin, differences = manifest.design.margin, paired.paired(before, after, "ratio")
+    found = checks.position(differences, [manifest.after_first[number] for number in numbers])
+    if found is None:
+        yield OneOrder("second")
+    else:
+        left = f"the orders drawn leave {percent(found.left)} of that in the change"
+        yield from _position(found, "second", left, judged and found.weakens(margin))
+    if checks.sign_flip_disagrees(differences):
+        yield SignFlip((("", checks.sign_flip(differences)),))
+    yield from _drift(margin, "both arms", before, after)
+
+
+def of_order_of_factorial(
+    manifest: Manifest, numbers: Sequence[int], values: BlockSeries, judged: Mapping[str, Floats]
+) -> Iterator[Warning]:
+    """The same for effects that are contrasts of a trial's arms. Each contains whatever part of a position
+    effect the orders that were drawn leave in it. `judged`: the weights of the arms in each effect that
+    carries a verdict."""
+    if len(numbers) < 2:
+        return
+    design = manifest.design
+    per_arm = [values[design.primary][arm.name] for arm in design.arms]
+    logs = np.log(per_arm).T
+    places = np.array([np.argsort(manifest.drawn[number]) for number in numbers]) / (len(per_arm) - 1)
+    found = checks.position_of_several(logs, places)
+    if found is None:
+        yield OneOrder("early or late")
+    else:
+        share = max(abs(float(places.mean(axis=0) @ weights)) for weights in judged.values())
+        found = replace(found, left=share * abs(found.change))
+        left = f"the orders drawn leave up to {found.left:.2%} of that in an effect"
+        yield from _position(found, "last", left, found.weakens(design.margin))
+    disagree = tuple(
+        (name, checks.sign_flip(logs @ weights))
+        for name, weights in judged.items()
+        if checks.sign_flip_disagrees(logs @ weights)
+    )
+    if disagree:
+        yield SignFlip(disagree)
+    yield from _drift(design.margin, "all arms", *per_arm)
+
+
+def _position(found: checks.Position, ran: str, left: str, weakens: bool) -> Iterator[Warning]:
+    """A position effect whose interval contains 0 is not reported."""
+    if found.seen and found.low is not None and found.high is not None:
+        severity = Severity.QUALIFIES if weakens else Severity.DESCRIBES
+        yield Position(ran, found.change, found.low, found.high, left, weakens, weight=severity)
+
+
+def _drift(margin: float, arms: str, *per_arm: Sequence[float]) -> Iterator[Warning]:
+    found = checks.drift(*per_arm)
+    if found is not None and abs(found.change) > margin and found.p < ALPHA:
+        yield Drift(found.change, arms)
+
+
+class RoundsDiffer(OfVerdict, frozen=True):
+    metric: str
+    in_rounds: str
+    apart: str
+    usual = Severity.QUALIFIES
+    says = (
+        "in rounds, the step changed by {in_rounds} ({metric}), which is {apart} beside "
+        "the change in turns: arrivals, refills and the client are in the rounds alone. Where these "
+        "matter to you, judge by --primary {metric}"
+    )
+
+
+class BusyWhileWaiting(OfVerdict, frozen=True):
+    arm: str
+    share: float
+    usual = Severity.QUALIFIES
+    says = (
+        "{arm} used up to {share:.0%} of a core while it waited for its turn, which slows the "
+        "others alone; --interleaved-rounds 0 compares one arm at a time"
+    )
+
+
+class FewRequests(OfVerdict, frozen=True):
+    metric: str
+    requests: int
+    percentile: int
+    wanted: int
+    usual = Severity.QUALIFIES
+    says = (
+        "{metric} is made of {requests} requests in a boot, where P{percentile} wants {wanted}: so few that "
+        "single slow ones decide it; try a larger --num-requests or more rounds"
+    )
+
+
+class NoVerdictOn(OfVerdict, frozen=True):
+    metric: str
+    where: str
+    usual = Severity.QUALIFIES
+    says = "no verdict on {metric}: it {where}"
+
+
+class Unfinished(OfVerdict, frozen=True):
+    trials: int
+    planned: str
+    usual = Severity.OVERRULES
+    says = "not finished: {trials} of {planned} trials, so no verdict yet"
+
+
+class FloorRemark(OfVerdict, frozen=True):
+    """The noise floor that is known was measured otherwise, or long ago."""
+
+    said: str
+    says = "{said}"
+
+
+class WithinFloor(OfVerdict, frozen=True):
+    metric: str
+    word: str
+    floor: float
+    usual = Severity.QUALIFIES
+    says = (
+        "{metric} is called {word}, and its change is smaller than what equal arms show here "
+        "(noise floor ±{floor:.2%}): the change may be chance; repeat the run"
+    )
+
+
+class OutputsBesideFloor(OfVerdict, frozen=True):
+    now: str
+    between_equal: str
+    usual = Severity.QUALIFIES
+    says = "outputs differ in {now} requests; between equal arms here, in {between_equal} (bench aa)"
+
+
+class Unattributed(OfVerdict, frozen=True):
+    side: str
+    share: float
+    says = (
+        "{share:.1%} of the {side} arm's step is unattributed: code between two phases, or "
+        "somebody else on the host's core"
+    )
