@@ -135,8 +135,9 @@ ARRIVALS: Mapping[str, Arrival] = {
 
 
 def using(option: str) -> str:
-    """The arrivals that look at a timing option."""
-    return " or ".join(name for name, arrival in ARRIVALS.items() if option in arrival.options)
+    """The arrivals that look at a timing option, as one reads them."""
+    *some, last = (name for name, arrival in ARRIVALS.items() if option in arrival.options)
+    return f"{', '.join(some)} or {last}" if some else last
 
 
 TIMING_OPTIONS = sorted({option for arrival in ARRIVALS.values() for option in arrival.options})

@@ -65,7 +65,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     rate: Annotated[
         float | None,
         Meta(
-            description=f"Requests per second, arrival {using('rate')}; a trace is stretched to it.",
+            description=f"Requests per second, arrival {using('rate')}.",
             extra={"first": True},
         ),
     ] = None

@@ -176,7 +176,7 @@ from tests.support.in_process import bench
         ),
         (
             "sweep --variant pinned-h2d --over rate=5,9",
-            "rate=5: rate applies only with arrival=poisson or gamma",
+            "rate=5: rate applies only with arrival=poisson, gamma",
         ),
         (
             "sweep --variant pinned-h2d --over sync=copy-done,launch-and-copy",

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 import overlap_bench
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison
+from overlap_bench.harness.analysis.decision import ONE_BOOT
 from overlap_bench.harness.analysis.frames import Run
 from overlap_bench.harness.analysis.result import Axis, Comparison, PointResult, Result
 from overlap_bench.harness.analysis.sweep import Sweep
@@ -292,7 +293,7 @@ def test_gains_have_the_intervals_of_the_result(swept: Sweep) -> None:
 
 
 def test_a_gain_that_is_undecided_for_whatever_reason_is_hollow(swept: Sweep) -> None:
-    words = (comparison.ONE_BOOT, "undecided", "same", None, "slower", "worse")
+    words = (str(ONE_BOOT), "undecided", "same", None, "slower", "worse")
     points = []
     for place, word in enumerate(words):
         first = swept.result.comparisons[0]
