@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.trace import analysis, chrome_events, trace_file
 from tests.support.traces import complete, part, refused, values, written
 
@@ -168,14 +167,14 @@ def test_a_file_is_read_in_pieces_as_it_is_at_once(
     head = {"properties": [{"id": 0}, {"id": 1}], "note": '"traceEvents": ['}
     content = {**head, "traceEvents": found, "tail": [{"a": 1}, {"a": 2}]} if wrapped else found
     path = written(tmp_path / name, content)
-    whole = to_plain(analysis.analyse(trace_file.read(path)))
+    whole = analysis.analyse(trace_file.read(path))
     for size in (7, 150, 1000):
         monkeypatch.setattr(chrome_events, "CHUNK", size)
         batches = list(chrome_events.batches(path))
         assert sum(len(each.events) for each in batches) == len(found)
         assert len(batches) > 2
         assert not any(each.odd or each.cut for each in batches)
-        assert to_plain(analysis.analyse(trace_file.read(path))) == whole
+        assert analysis.analyse(trace_file.read(path)) == whole
 
 
 def test_a_small_file_that_unpacks_to_a_large_one_is_refused(

@@ -97,7 +97,7 @@ POISSON = {"arrival": "poisson", "rate": 5.0}
         ({"arrival": "gamma", "rate": 5.0, "burstiness": -1.0}, "burstiness must be above 0, not -1"),
         ({"arrival": "poisson", "rate": 5.0, "burstiness": 2.0}, "applies only with arrival=gamma"),
         ({"rate": 5.0}, "rate applies only with arrival=poisson, gamma, constant or trace, not fixed"),
-        ({"arrival": "burst", "ramp_up": "2"}, "ramp_up applies only with arrival=poisson, gamma or constant"),
+        ({"arrival": "burst", "ramp_up": "2"}, "applies only with arrival=poisson, gamma or constant"),
         ({**POISSON, "ramp_up": "slow"}, "ramp_up needs START or START:REQUESTS, not 'slow'"),
         ({**POISSON, "ramp_up": "0"}, "ramp_up must start from a rate above 0, not 0"),
         ({**POISSON, "ramp_up": "1:1"}, "at least 2 requests"),
