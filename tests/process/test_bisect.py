@@ -33,7 +33,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("repository")
     text = EXAMPLE.read_text()
     for place in range(COMMITS + 1):
-        step = 8000 if place >= SLOWER else 4000
+        step = 20000 if place >= SLOWER else 4000
         content = text.replace("STEP_US = 2000", f"STEP_US = {step}") + f"\n# {place}\n"
         if place == BROKEN:
             content = content.replace("    def start(", "    def begin(")
