@@ -109,6 +109,10 @@ def _lines(found: Judgement) -> Iterator[str]:
         f"The host code is vLLM's own, on {found.machine}. The device is a clock, {found.pace}: an H100's "
         "times, stretched by this host's slowness k."
     )
+    yield (
+        "A cell that was not run whole is expected: the phase's change in us, times what a microsecond of that "
+        "phase costs a step."
+    )
     agree, both, wide = judgement.agreement(found)
     if both:
         more = f"; {wide} of the runs' are ±{WIDE:.0%} or wider, and show little" if wide else ""
