@@ -110,8 +110,8 @@ def _lines(found: Judgement) -> Iterator[str]:
         "times, stretched by this host's slowness k."
     )
     yield (
-        "A cell that was not run whole is expected: the phase's change in us, times what a microsecond of that "
-        "phase costs a step."
+        "A cell that was not run whole is expected: the phase's change in us, times what a microsecond of "
+        "that phase costs a step."
     )
     agree, both, wide = judgement.agreement(found)
     if both:
