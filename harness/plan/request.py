@@ -113,7 +113,7 @@ class GateRequest(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(
             description="Metric that must not regress; up to five (the primary).",
-            extra={**FIRST, "metavar": "METRIC"},
+            extra={**FIRST, "flag": "--metric", "metavar": "METRIC"},
         ),
     ] = ()
     max_regression: Annotated[
