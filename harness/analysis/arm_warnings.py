@@ -339,7 +339,7 @@ class Resumed(OfRun, frozen=True):
     after: str
     says = (
         "interrupted and gone on with after {after} trials: what had been measured of the next one was "
-        "dropped, and measured again in the same order"
+        "dropped, and measured again in the same order. If it was stopped for its numbers, repeat the run"
     )
 
     @classmethod
@@ -352,7 +352,7 @@ class UnequalNodes(OfRun, frozen=True):
     node: str
     first: str
     differ: str
-    says = "unequal nodes: {node} is not {first}: {differ}"
+    says = "unequal nodes: {node} is not {first}: {differ}. The change may differ by node: use equal ones"
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
@@ -380,7 +380,7 @@ class MeasuredAgain(OfRun, frozen=True):
 
 class RecorderOff(OfRun, frozen=True):
     arm: str
-    says = "recorder off in {arm}: it has no step records, so no step times and no limit"
+    says = "recorder off in {arm}: it has no step records, so no step times and no limit: set recorder=on"
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:

@@ -377,7 +377,7 @@ class Skipped(OfRun, frozen=True):
 
     def sentence(self) -> str:
         told = ", ".join(f"{count} {what}" for why, what in SKIPPED.items() if (count := getattr(self, why)))
-        return f"skipped, over all rounds: {told}; no arm was asked these"
+        return f"skipped, over all rounds: {told}; no arm was asked these: it is not the whole file"
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:

@@ -313,9 +313,9 @@ class RoundsDiffer(OfVerdict, frozen=True):
     apart: str
     usual = Severity.QUALIFIES
     says = (
-        "in rounds, the step changed by {in_rounds} ({metric}), which is {apart} beside "
-        "the change in turns: arrivals, refills and the client are in the rounds alone. Where these "
-        "matter to you, judge by --primary {metric}"
+        "in rounds, the step changed by {in_rounds} ({metric}), which differs from the change in turns by "
+        "{apart}: arrivals, refills and the client are in the rounds alone. Where these matter to you, "
+        "judge by --primary {metric}"
     )
 
 

@@ -111,7 +111,7 @@ def test_unequal_machines_and_blocks_measured_once_more_are_told() -> None:
         plan, nodes={**plan.nodes, "b": other}, repeats=[Repeat(block=2, reason="its node died")]
     )
     said = "\n".join(warned_of(plan, blocks))
-    assert "unequal nodes: b is not a: cores was 2, is 4" in said
+    assert "unequal nodes: b is not a: cores was 2, is 4." in said
     assert (
         "measured once more, each in the order drawn for it, since it failed: trial 3 (its node died)" in said
     )
