@@ -40,8 +40,6 @@ NOT_FINISHED = Verdict(None, "no verdict yet: the run is not finished", "unfinis
 NOT_INTERLEAVED = Verdict(None, "no verdict: the arms were not interleaved", "not_interleaved")
 NOT_COMPARED = Verdict(None, "no verdict: the run did not set out to compare these arms", "not_compared")
 OFFERED = Verdict(None, "no verdict: this is the load that was offered")
-
-
 ONE_TRIAL = Verdict(None, "one trial gives no verdict")
 
 

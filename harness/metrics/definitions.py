@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,11 @@ class Metric:
         return self.unit in ("ms", "us", "s")
 
 
+def _statistic(name: str, which: str, boot: Boot) -> float:
+    found: float = boot.summaries[name][which]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Times:
     """A time with a distribution, in ms: one metric for each of STATISTICS. `samples` are ms, NaN where one
@@ -68,7 +74,7 @@ class Times:
                 "ms",
                 can_be_zero=self.can_be_zero,
                 shown=each in self.shown,
-                of_boot=lambda boot, each=each: boot.summaries[self.name][each],  # type: ignore[misc]
+                of_boot=partial(_statistic, self.name, each),
             )
 
 
