@@ -130,9 +130,10 @@ def beside_others(comparison: Comparison) -> str:
     share = sliced.undisturbed / sliced.pairs
     if share < slices.ENOUGH:
         return f" Other processes used the cores in {1 - share:.0%} of the pairs, so all pairs count."
+    said = f"{difference(row)} {interval(row)}".rstrip()  # one trial has no interval
     return (
-        f" Undisturbed turns ({share:.0%}): {difference(row)} {interval(row)}; while other processes used "
-        f"the cores: {percent(sliced.disturbed)}."
+        f" Undisturbed turns ({share:.0%}): {said}; while other processes used the cores: "
+        f"{percent(sliced.disturbed)}."
     )
 
 
