@@ -7,7 +7,7 @@ that differs. What the delays really took is counted: `planted_device_ns`, `plan
 device is one launch more in each step, and is counted as that too.
 
 On an emulated device without a pace, a step gets longer by more than its delay: in a pause a core loses some
-of what its caches hold (results/reference/steps_behind_pauses.md).
+of what its caches hold (results/reference/proofs/boots.md).
 """
 
 from __future__ import annotations

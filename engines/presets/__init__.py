@@ -6,7 +6,7 @@ whatever it is fed, and would hide a stale id, a wrong position or a replaced KV
 
 The tiny ones are deep and narrow: their weights (2.8 MiB in tiny-gpt2) nearly fit a core's own caches, yet a
 step is long. Wider ones are read through the last-level cache in each step, which the machines of one host
-share: steps of 4 layers x 256 wander by 10% from one second to the next (results/reference/shared_cache.md).
+share: steps of 4 layers x 256 wander by 10% from one second to the next (results/reference/proofs/boots.md).
 """
 
 from __future__ import annotations

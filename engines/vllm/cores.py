@@ -2,8 +2,7 @@
 
 Where its engine core is a process of its own there are three: the host, that, and the worker, which computes.
 The others leave the worker's core to it. On whichever core the kernel put them, equal arms differed in
-exposed host time by 0.6 to 1.2% of a step in three runs in a row, always the same way, and nobody knows why
-(results/reference/vllm_turns_any_core.md).
+exposed host time by 0.6 to 1.2% of a step in three runs in a row, always the same way, and nobody knows why.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ text. So the first token that differs decides: the model is given the prompt and
 rounding explains, it is a near-tie; anything else is a fault.
 
 How much rounding explains depends on the model (in bfloat16 0.1 logits in the preset gpt2, 0.6 in llama-1b:
-results/reference/rounding.md), so it is measured: the model is asked about two tokens twice, after a prefill
-of all before them, and after tokens decoded one by one. And large logits are widely spaced, in bfloat16 by
-0.5 from 64 on.
+results/reference/proofs/tokens.md), so it is measured: the model is asked about two tokens twice, after a
+prefill of all before them, and after tokens decoded one by one. And large logits are widely spaced, in
+bfloat16 by 0.5 from 64 on.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The order of the arms is drawn for each trial, and each of its rounds has that order: the rounds of two arms
 alternate, so that a machine whose speed changes within seconds treats both alike. Were every other round to
 go the other way, two rounds of one arm would lie end to end, and more of those changes would stay between the
-arms (results/reference/round_order.md). The rounds of a boot are pooled.
+arms (results/reference/proofs/turns.md). The rounds of a boot are pooled.
 
 While a round runs, this process sleeps: it wakes for the end, for a progress line (at most two a second),
 or for a death.

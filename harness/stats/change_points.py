@@ -8,7 +8,7 @@ multiple change point analysis", JASA 2014; Pettitt, "A non-parametric approach 
 
 Ranks, because one value that is far off is no change of level, and because of n values without ties every
 series then has the same distribution of its largest split: it is drawn once for each n. How often this is
-wrong, and how long it takes to see what: results/reference/change_points.md. A level that came and went
+wrong, and how long it takes to see what: results/reference/proofs/gates.md. A level that came and went
 may be hidden, since no single split sets it apart.
 """
 

@@ -106,6 +106,17 @@ def short(document: Path) -> str:
     return str(document.relative_to(ROOT))
 
 
+@pytest.mark.parametrize("house", ["engines", "harness"])
+def test_a_page_that_code_names_is_there(house: str) -> None:
+    named = {
+        page
+        for path in (ROOT / house).rglob("*.py")
+        for page in re.findall(r"results/reference/[\w/-]+\.md", path.read_text())
+    }
+    assert named
+    assert [page for page in sorted(named) if not (ROOT / page).exists()] == []
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=short)
 def test_every_link_leads_somewhere(document: Path) -> None:
     assert broken_links(document) == []
