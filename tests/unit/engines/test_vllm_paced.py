@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlap_bench.engines import clock
 from overlap_bench.engines.api import PHASES
 from overlap_bench.engines.pace import Size, make_pace
+from overlap_bench.engines.paced import device as paced
 from overlap_bench.engines.paced.device import Device, Event, Graph, Kernel, Stream
 from overlap_bench.engines.paced.tokens import EOS_ONE_IN, RIGHT, draw, kept, rates_of, seed_of, words_of
 
@@ -85,9 +87,14 @@ def make_device(pace: str) -> Device:
     return device
 
 
-def test_a_replay_is_queued_behind_what_runs_and_an_event_behind_it() -> None:
+def test_a_replay_is_queued_behind_what_runs_and_an_event_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     device = make_device("decode=3ms+1us*batch,prefill=1us*tokens")
     ends = []
+    # Time stands still while the steps are launched: a busy machine may take the core away for longer than
+    # a step lasts, and the next one would rightly begin late.
+    now = perf_counter_ns()
+    for module in (clock, paced):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: now)
     for _ in range(3):
         device.begin("decode")
         device.program.sizes = [Size("decode", 8, 8, 100)]
@@ -96,6 +103,7 @@ def test_a_replay_is_queued_behind_what_runs_and_an_event_behind_it() -> None:
         event.record()
         assert not event.query()
         ends.append(event)
+    monkeypatch.undo()
     first, second, third = device.programs
     assert second.begin_ns == first.end_ns
     assert third.end_ns - third.begin_ns == 3_008_000
