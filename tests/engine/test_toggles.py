@@ -207,10 +207,12 @@ def test_of_two_prefills_in_a_row_one_is_processed_before_the_other_is_launched(
     _, _, record = serve(device, full_settings, requests, prefill_max_batch_size=2)
     prefills, decodes = steps_of(record)[:3], steps_of(record)[3:]
     assert [step["kind"] for step in prefills] == [api.STEP_KINDS.index("prefill")] * 3
-    for first, second in pairwise(prefills):
-        assert (first["append.end"] < second["launch.start"]) == (choice == "consecutive-sync")
-    for first, second in pairwise(decodes):
-        assert first["append.start"] > second["h2d.start"], "decode steps overlap as ever"
+    if choice == "consecutive-sync":
+        assert all(first["append.end"] < second["launch.start"] for first, second in pairwise(prefills))
+    elif launching is INLINE:  # a forward thread may lose its core, and launch later
+        assert all(first["append.end"] > second["launch.start"] for first, second in pairwise(prefills))
+    if launching is INLINE:
+        assert all(first["append.start"] > second["h2d.start"] for first, second in pairwise(decodes))
     assert record.counters["consecutive_prefills"] == 2
     assert ("prefill_processing_ns" in record.counters) == (choice == "consecutive-sync")
 

@@ -277,8 +277,11 @@ def test_a_damaged_block_is_named_and_measured_again_once_it_is_removed(
     assert "are kept" not in last_line(stderr)
 
 
-def test_a_host_that_was_killed_is_named_though_what_it_started_ends_before_it(tmp_path: Path) -> None:
+def test_a_host_that_was_killed_is_named_though_what_it_started_ends_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel ends them in this order, and the harness may look in between."""
+    monkeypatch.setattr(session, "GONE_MS", 1000 * PATIENCE_S)
     with session.Session(generator=False) as run, subprocess.Popen(["sleep", "600"]) as started:
         host = processes.start("engine host of before", ["sleep", "600"], os.environ, tmp_path / "log")
         device = processes.adopt("device process of before", started.pid)
