@@ -49,6 +49,7 @@ class Sglang(SglangEngine):
 
         from sglang.srt.runtime_context import SpawnRanks, publish
         from sglang.srt.server_args import ServerArgs
+        from sglang.srt.utils import freeze_gc
 
         from overlap_bench.engines.sglang import scheduler, worker
 
@@ -67,6 +68,8 @@ class Sglang(SglangEngine):
                 f"SGLang {VERSION} switched to its other event loop for this model or these options, so "
                 f"schedule={self.toggles['schedule']} is not in force: try another --model, or fewer options"
             )
+        # As its server asks of its scheduler once it is warm, whatever its options.
+        freeze_gc("Scheduler", arguments.gc_threshold)
 
     def loop(self) -> None:
         # As on a card: what writes to buffers that both streams use waits for the step that reads them.
