@@ -49,6 +49,7 @@ class Sglang(SglangEngine):
 
         from sglang.srt.runtime_context import SpawnRanks, publish
         from sglang.srt.server_args import ServerArgs
+        from sglang.srt.utils import freeze_gc
 
         from overlap_bench.engines.sglang import scheduler, worker
 
@@ -67,15 +68,13 @@ class Sglang(SglangEngine):
                 f"SGLang {VERSION} switched to its other event loop for this model or these options, so "
                 f"schedule={self.toggles['schedule']} is not in force: try another --model, or fewer options"
             )
+        # As its server asks of its scheduler once it is warm, whatever its options: else a full collection
+        # walks over all that was imported, for tens of milliseconds within a step.
+        freeze_gc("Scheduler", arguments.gc_threshold)
 
     def loop(self) -> None:
-        from sglang.srt.utils import freeze_gc
-
         # As on a card: what writes to buffers that both streams use waits for the step that reads them.
         os.environ["SGLANG_ENABLE_WAR_BARRIER"] = "1"
-        # As its server does once it is warm: else a full collection walks over all that was imported, for
-        # tens of milliseconds within a step.
-        freeze_gc("Scheduler")
         self._loop.run_event_loop()
 
     def tokenized(self, name: str, request: api.Request, ids: list[int]) -> Any:

@@ -15,6 +15,7 @@ import torch
 from sglang.srt.arg_groups.cuda_graph_hook import generate_decode_cuda_graph_batch_sizes
 from sglang.srt.configs.shared_experts import SharedExpertsConfig
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.runtime_context import get_exec
@@ -23,6 +24,7 @@ from overlap_bench.engines.pace import Size
 from overlap_bench.engines.sglang_base.card import Card
 
 CORES = 132  # of the card, an H100's
+MEMORY = 1 << 50  # bytes that a KV cache may take: its slots are as many as were asked for
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]
@@ -94,6 +96,8 @@ def install(card: Card) -> None:
     PacedRunner.card = card
     model_runner.ModelRunner = PacedRunner
     triton_backend.get_device_core_count = lambda device=0: CORES
+    # The host's own free memory differs from boot to boot, and so would the slots of two arms.
+    KVCacheConfigurator._profile_available_bytes = lambda *given: MEMORY
     # Ranks, and the threads that a model computes with.
     bootstrap._bind_threads_if_cpu = lambda *, device: None
     bootstrap._init_cpu_threads_env = lambda **named: None

@@ -52,9 +52,9 @@ def loop_sd() -> float:
     return float(np.sqrt(np.mean([each.var() for each in loops])))
 
 
-def earlier(script: str) -> list[dict[str, Any]]:
+def earlier(script: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
     """What earlier calls of a script found, in the order of its runs."""
-    path = FOLDER / f"{Path(script).stem}.json"
+    path = folder / f"{Path(script).stem}.json"
     found: list[dict[str, Any]] = json.loads(path.read_text())["data"] if path.exists() else []
     return found
 

@@ -1,52 +1,62 @@
-"""An arm against itself on this machine's device.
+"""Equal arms, measured again and again: how often `bench aa` calls them different.
 
-    python -m experiments.validation.real_aa [RUNS]    20 by default
+    python -m experiments.validation.real_aa [RUNS] [--minutes M] [--folder FOLDER] [-- ARGUMENT ...]
 
-Each run is `bench aa` of 8 blocks with another seed, about 135 s. Later calls add to the runs of earlier
-ones. Of 20 runs, a method that holds 5% calls one a change on average, and more than three in 1.6% of cases.
-Drawn as a funnel beside the table.
+RUNS are 20 in all by default, each with another seed; a call goes on with what is missing in FOLDER
+(results/reference by default) until its minutes are over. ARGUMENTs are those of `bench aa`. Without any, it
+is this project's engine in 8 trials, about 135 s a run. An engine of others at a pace:
+
+    python -m experiments.validation.real_aa 20 --minutes 25 --folder aa -- \\
+        --variant sglang-overlap --pace 10ms --set schedule=normal --set python=PYTHON
+
+Of 20 runs, a method that holds 5% calls one different on average, and more than three in 1.6% of cases.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import shlex
+import sys
+from pathlib import Path
+from time import monotonic
 
-from experiments.common import command_line
+from experiments.common.command_line import parser
 from experiments.common.record import FOLDER, write_result
 from experiments.common.repeated_runs import CELLS, bench, cells, earlier, kept
-from overlap_bench.harness.analysis.plain import from_plain
-from overlap_bench.harness.analysis.result import Comparison
-from overlap_bench.harness.report.figures.changes import funnel_of
 
-RUN = (
-    *("aa", "--variant", "overlap", "--set", "schedule=overlap"),
-    *("--trials", "8", "--primary", "tpot_ms_p50"),
-)
+OURS = ["--variant", "overlap", "--set", "schedule=overlap", "--trials", "8", "--primary", "tpot_ms_p50"]
 
 
 def main() -> None:
-    runs = earlier(__file__)
-    for _ in range(command_line.wanted(__file__, __doc__, "RUNS", 20)):
-        run = bench(*RUN, "--seed", str(len(runs)))
-        runs.append({**kept(run), "comparison": primary_alone(run["comparison"])})
-        alarms = sum(run["verdict"] not in ("same", "undecided") for run in runs)
+    said = sys.argv[1:]
+    at = said.index("--") if "--" in said else len(said)
+    own, theirs = said[:at], said[at + 1 :]
+    asked = parser(__file__, __doc__)
+    asked.add_argument("runs", metavar="RUNS", nargs="?", type=int, default=20, help="in all (20)")
+    asked.add_argument("--minutes", type=float, default=60, help="begin no run after so many (60)")
+    asked.add_argument("--folder", metavar="FOLDER", type=Path, default=FOLDER, help="where runs are kept")
+    given = asked.parse_args(own)
+    arguments = theirs or OURS
+    runs = earlier(__file__, given.folder)
+    if any(run.get("arguments", OURS) != arguments for run in runs):
+        asked.error(f"{given.folder} keeps runs with other arguments: name another --folder")
+    began = monotonic()
+    for seed in range(len(runs), given.runs):
+        if monotonic() - began > given.minutes * 60:
+            break
+        run = bench("aa", *arguments, "--seed", str(seed))
+        runs.append({**kept(run), "arguments": arguments})
+        different = [run["verdict"] not in ("same", "undecided") for run in runs]
         write_result(
             __file__,
-            title=f"An arm against itself, 8 blocks: {alarms} of {len(runs)} called a change",
-            header=["seed", *CELLS],
-            rows=[[str(seed), *cells(run)] for seed, run in enumerate(runs)],
+            title=f"`bench aa {shlex.join(arguments)}`: {sum(different)} of {len(runs)} called different",
+            header=["seed", *CELLS, "called different"],
+            rows=[
+                [str(seed), *cells(run), "yes" if each else "no"]
+                for seed, (run, each) in enumerate(zip(runs, different, strict=True))
+            ],
             data=runs,
+            folder=given.folder,
         )
-        funnel_of([from_plain(run["comparison"], Comparison) for run in runs]).savefig(
-            FOLDER / "real_aa.png", dpi=150
-        )
-
-
-def primary_alone(comparison: dict[str, Any]) -> dict[str, Any]:
-    """What the funnel draws of a comparison."""
-    named = ("variant", "before", "after", "confidence", "blocks", "primary")
-    primary = comparison["primary"]
-    return {name: comparison[name] for name in named} | {"metrics": {primary: comparison["metrics"][primary]}}
 
 
 if __name__ == "__main__":

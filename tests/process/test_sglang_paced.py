@@ -162,6 +162,10 @@ def test_a_variant_gives_equal_outputs_in_turns(tmp_path: Path, package: str, va
     assert metrics[SLICED]["before"] > 3
     waited = metrics.get("phase_wait_launch_done_us", {}).get("before") or 0
     assert (waited > 0) == (package == "sglang_044")
+    (run,) = tmp_path.glob("*/manifest.json")
+    arms = json.loads(run.read_text())["descriptions"].values()
+    # 64 requests of 2,048 tokens and SGLang's 8: a model's that a host has no such memory for.
+    assert [arm["model"]["kv_tokens"] for arm in arms] == [64 * (2048 + 8)] * 2
 
 
 def changed_streamer(python: str) -> str:

@@ -153,13 +153,7 @@ def funnel(runs: Sequence[Run], metric: str | None = None, width: float = style.
     """
     if not isinstance(runs, Sequence) or isinstance(runs, str):
         raise api.BadSetting("a funnel takes several runs of bench aa: [overlap_bench.load(FOLDER), ...]")
-    return funnel_of([comparison_of(each) for each in runs], metric, width)
-
-
-def funnel_of(
-    comparisons: Sequence[Comparison], metric: str | None = None, width: float = style.WIDTH
-) -> Figure:
-    """A funnel of what runs found that were not kept."""
+    comparisons = [comparison_of(each) for each in runs]
     kept = [point for each in comparisons if (point := _point(each, metric)) is not None]
     if not kept:
         raise api.BadSetting("there is no run of bench aa with an interval to draw")
