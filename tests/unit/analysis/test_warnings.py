@@ -12,7 +12,7 @@ import pytest
 from msgspec import ValidationError
 from msgspec.structs import replace
 
-from overlap_bench.harness.analysis import across_warnings, arm_warnings, comparison, run_warnings
+from overlap_bench.harness.analysis import accuracy, across_warnings, arm_warnings, comparison, run_warnings
 from overlap_bench.harness.analysis.plain import from_plain, to_plain, to_stored
 from overlap_bench.harness.analysis.result import Comparison
 from overlap_bench.harness.analysis.run_warnings import Measured, OfRun
@@ -96,6 +96,7 @@ def test_what_was_stored_as_sentences_or_by_a_newer_version_shows_what_it_showed
 
 def test_every_kind_has_a_name_of_its_own_and_a_sentence() -> None:
     concrete = [each for each in kinds() if each.says or each.sentence is not Kind.sentence]
+    assert accuracy.Cut in concrete
     tags = [each.__struct_config__.tag for each in concrete]
     assert len(tags) == len(set(tags)) > 40
     unsaid = {each.__name__ for each in kinds()} - {each.__name__ for each in concrete}
