@@ -74,8 +74,8 @@ class NotLikeOurs(OfRun, frozen=True):
 
     said: str
     says = (
-        "{said}; so compare it with results of the same tool alone, or measure the server by "
-        "bench run --engine openai"
+        "{said}; its numbers do not mean all that ours mean; compare it with results of the same tool, or "
+        "measure the server by bench run --engine openai"
     )
 
     @classmethod
