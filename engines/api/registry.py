@@ -116,6 +116,9 @@ class EngineSpec:
         return partial
 
 
+MANY = 20  # names that nobody looks through in an error
+
+
 def pick(name: str, among: Mapping[str, Any], what: str) -> Any:
     """`among[name]`, or a BadSetting that offers the names that begin with it, or the nearest one."""
     if name in among:
@@ -126,6 +129,8 @@ def pick(name: str, among: Mapping[str, Any], what: str) -> Any:
     near = near or get_close_matches(name, among, n=1, cutoff=0.5)
     offer = " or ".join(filter(None, (", ".join(near[:-1]), *near[-1:])))
     hint = f"; did you mean {offer}?" if near else f"; available: {', '.join(among)}"
+    if not near and what == "variant" and len(among) > MANY:
+        hint = "; bench variants lists them"
     raise BadSetting(f"unknown {what} '{name}'{hint}")
 
 

@@ -17,7 +17,7 @@ from overlap_bench.engines.sglang.toggles import CHANGES
 VERSION = "0.5.23"
 REPLACED = (
     "the card: the driver of Triton and of CUDA graphs, the forward pass, sampled tokens, events, streams, "
-    "weights and the KV cache's memory; SGLang's tokenizer's, detokenizer's and HTTP server's processes"
+    "weights, the KV cache's memory, and SGLang's tokenizer's, detokenizer's and HTTP server's processes"
 )
 PACED = {"model": "llama3-8b", "dtype": "bfloat16", "max_context": 2048}
 

@@ -17,7 +17,7 @@ from overlap_bench.engines.sglang_044.toggles import sync
 VERSION = "0.4.4"
 REPLACED = (
     "the card: the driver of Triton and of CUDA graphs, the forward pass, sampled tokens, events, streams, "
-    "blocking copies, FlashInfer's plan, weights and the KV cache's memory; SGLang's detokenizer and HTTP "
+    "blocking copies, FlashInfer's plan, weights, the KV cache's memory, and SGLang's detokenizer and HTTP "
     "server"
 )
 PACED = {"model": "llama3-8b", "dtype": "bfloat16", "max_context": 2048}

@@ -233,7 +233,8 @@ def write(runs: Sequence[Mapping[str, Any]]) -> None:
     write_result(
         __file__,
         title="The change of a decode step by the device's time for it, and by batch; emulated device, "
-        f"paced, 4 blocks a point, 95% intervals. Outputs {outputs[0]:,} of {outputs[1]:,} equal; "
+        "paced, 4 trials a point, 95% intervals; (2% overrun): not shown, as 2% of its steps computed for "
+        f"longer than the pace. Outputs {outputs[0]:,} of {outputs[1]:,} equal; "
         f"{minutes:.0f} minutes; a fixed loop had an SD of {min(loops):.0%} to {max(loops):.0%} between "
         "calls",
         header=["variant", "batch", *PACES],

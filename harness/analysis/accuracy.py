@@ -99,14 +99,14 @@ class Cut(Kind, frozen=True):
     usual = Severity.QUALIFIES
     says = (
         "{cut} of {asked} requests were longer than max_context={context} and were cut on "
-        "the left: give --set max_context=N"
+        "the left; the model saw less than the task holds, so accuracy is too low; give --set max_context=N"
     )
 
 
 class AnswersMayDiffer(Kind, frozen=True):
     says = (
-        "answers that differ do not fail this: in half precision, or on a GPU, the last digit of a logit "
-        "depends on the batch, and can change one"
+        "equal answers are not promised: in half precision, or on a GPU, the batch can change a token; so "
+        "answers that differ fail nothing here; judge by the change in accuracy and its interval"
     )
 
 

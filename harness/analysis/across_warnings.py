@@ -14,9 +14,9 @@ class NotInterleaved(OfVerdict, frozen=True):
     usual = Severity.OVERRULES
     says = (
         "not interleaved: {before} was measured at {measured_before}, {after} at "
-        "{measured_after}. What the machine did in between is part of the change, and no number of "
-        "trials removes it: by simulation, equal arms compared this way differ in 43% of cases where the "
-        "machine wanders, not in the 5% claimed. So there is no verdict; bench run measures side by side"
+        "{measured_after}; what the machine did in between is part of the change, however many trials "
+        "there are (simulated: up to 43% of equal arms differ, not 5%), so there is no verdict; bench run "
+        "measures them side by side"
     )
 
 
@@ -26,24 +26,31 @@ class NotCompared(OfVerdict, frozen=True):
     after: str
     usual = Severity.OVERRULES
     says = (
-        "described, not judged: the run compares its arms with {first}, and not {after} with "
-        "{before}; a run of these two gives a verdict"
+        "described, not judged: the run set out to compare its arms with {first}, and not {after} with "
+        "{before}; a pair that is picked afterwards differs by chance more often than in 5%; a run of these "
+        "two gives a verdict"
     )
 
 
 class Different(OfVerdict, frozen=True):
     what: str
     differ: str
-    says = "different {what}: {differ}"
+    says = "different {what}: {differ}; the change may come from that; measure both arms in one bench run"
 
 
 class OtherSeeds(OfVerdict, frozen=True):
-    says = "different seeds, so different prompts and arrivals: outputs are not compared"
+    says = (
+        "different seeds, so different prompts and arrivals; outputs are not compared, and the change may be "
+        "the workload's; measure both with one --seed"
+    )
 
 
 class UnevenTrials(OfVerdict, frozen=True):
     told: str
-    says = "numbers of trials differ: {told}"
+    says = (
+        "numbers of trials differ: {told}; the side with fewer makes the interval wide; measure as many of "
+        "both"
+    )
 
 
 class InPlaceOf(OfVerdict, frozen=True):
@@ -51,7 +58,10 @@ class InPlaceOf(OfVerdict, frozen=True):
     primary: str
     why: str
     usual = Severity.QUALIFIES
-    says = "{shown} is compared in place of {primary}: {why}"
+    says = (
+        "{shown} is compared in place of {primary}, as {why}; the two may change by different amounts; "
+        "measure both arms in one bench run to compare {primary}"
+    )
 
 
 class OtherClients(OfVerdict, frozen=True):
@@ -61,6 +71,6 @@ class OtherClients(OfVerdict, frozen=True):
     usual = Severity.QUALIFIES
 
     says = (
-        "measured by {tools}: each client's own time is part of its numbers, and whether the workload was "
-        "the same can't be known; measure both with one of them"
+        "measured by {tools}; each client's own time is part of its numbers, and workloads may differ, so "
+        "the change may be the clients'; measure both with one of them"
     )

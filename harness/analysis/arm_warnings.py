@@ -46,13 +46,16 @@ class FromAnotherTool(OfRun, frozen=True):
     fresh_boots: bool
 
     def sentence(self) -> str:
-        boots = "each file counts as a boot of its own, as stated at import"
-        if not self.fresh_boots:
-            boots = (
-                "one file, so one boot: its numbers can't decide anything; measure several boots, and import "
-                "their files together with --fresh-boots"
+        if self.fresh_boots:
+            return (
+                f"{self.run} is imported from {self.tool}, each file as a trial; that is right only if each "
+                "file is of a freshly started server, as --fresh-boots says; else import them without"
             )
-        return f"{self.run} is imported from {self.tool}: {boots}"
+        return (
+            f"{self.run} is imported from {self.tool}, one file of one server process; two starts of one "
+            "server differ, so its numbers decide nothing; measure several, and import their files together "
+            "with --fresh-boots"
+        )
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
@@ -67,8 +70,13 @@ class FromAnotherTool(OfRun, frozen=True):
 
 
 class NotLikeOurs(OfRun, frozen=True):
+    """The tool's file lacks something, or its metrics are defined in another way: `said` in full."""
+
     said: str
-    says = "{said}"
+    says = (
+        "{said}; its numbers do not mean all that ours mean; compare it with results of the same tool, or "
+        "measure the server by bench run --engine openai"
+    )
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
@@ -77,8 +85,10 @@ class NotLikeOurs(OfRun, frozen=True):
 
     @classmethod
     def of_import(cls, name: str, imported: Imported) -> Iterator[Self]:
-        yield cls(f"{name} lacks {'; '.join(imported.lacks)}")
-        yield from (cls(f"{name}: {line}") for line in imported.differs)
+        if imported.lacks:
+            yield cls(f"{name} lacks {'; '.join(imported.lacks)}")
+        if imported.differs:
+            yield cls(f"{name} differs from bench: {'; '.join(imported.differs)}")
 
 
 class PaceNotKept(OfRun, frozen=True):
@@ -86,8 +96,8 @@ class PaceNotKept(OfRun, frozen=True):
     share: float
     tries: str
     says = (
-        "pace not kept: {share:.1%} of the programs of {arm} computed for longer than their "
-        "pace, and took as long as they computed: {tries}"
+        "pace not kept: {share:.1%} of the programs of {arm} computed for longer than the pace gives "
+        "them; these took as long as this machine computes, not as long as the device would; {tries}"
     )
 
     @classmethod
@@ -123,7 +133,10 @@ class StandsIn(OfRun, frozen=True):
     arms: str
     replaced: str
     usual = Severity.QUALIFIES
-    says = "in {arms} a clock stands in for {replaced}. All other host code ran as installed"
+    says = (
+        "no card: in {arms}, a clock stands in for {replaced}; all other host code ran as installed, so a "
+        "change of that is real; measure a change of what the clock replaces on a card"
+    )
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
@@ -136,7 +149,7 @@ class OurRewriting(OfRun, frozen=True):
     choices: str
     usual = Severity.QUALIFIES
     says = (
-        "{choices}: our rewriting of what the source describes, so this is no verdict on the pull request "
+        "{choices}: our rewriting of what the source describes; this is no verdict on the pull request "
         "itself; --after patch=FILE measures its own diff"
     )
 
@@ -159,8 +172,8 @@ class NotBuilt(OfRun, frozen=True):
     files: str
     usual = Severity.QUALIFIES
     says = (
-        "patch={patch} of {arm} also changes compiled code, which was not measured: {files}; build it into "
-        "an environment of its own, and give that by python=PATH"
+        "patch={patch} of {arm} also changes compiled code: {files}; that was not built, so the numbers lack "
+        "it; build it into an environment of its own, and give that by python=PATH"
     )
 
     @classmethod
@@ -171,7 +184,10 @@ class NotBuilt(OfRun, frozen=True):
 
 
 class Emulated(OfRun, frozen=True):
-    says = "emulated device: these are times of CPU cores; never compare them with a GPU's"
+    says = (
+        "emulated device: a CPU core plays the accelerator; on a GPU, times and changes differ; try --pace "
+        "with a GPU's times (bench devices), or a card"
+    )
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
@@ -187,11 +203,11 @@ class Paced(OfRun, frozen=True):
     host_assumed: bool = False
 
     def sentence(self) -> str:
-        host = ", a host that is assumed" if self.host_assumed else ""
-        by = f" times {self.k}, for this host's speed beside the profile's{host}" if self.k else ""
+        assumed = ", which is assumed" if self.host_assumed else ""
+        by = f" times {self.k} (this host's slowness against the profile's host{assumed})" if self.k else ""
         return (
-            f"{self.device}: device times are what a profile says{by}, host times are this machine's; never "
-            "compare them with another device's"
+            f"{self.device}: device times are what --pace says{by}, host times are this machine's; the "
+            "change holds for this pair alone; try other paces (bench devices), or a card"
         )
 
     @classmethod
@@ -203,7 +219,7 @@ class Paced(OfRun, frozen=True):
 
 
 class SharedGPU(OfRun, frozen=True):
-    says = f"shared GPU: other processes were on the card, so {WIDER}: stop them and measure again"
+    says = f"shared GPU: other processes were on the card; {WIDER}; stop them and measure again"
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
@@ -214,8 +230,8 @@ class SharedGPU(OfRun, frozen=True):
 class Throttled(OfRun, frozen=True):
     reason: str
     says = (
-        "throttling: the GPU was slowed down ({reason}), so steps are longer at some times than at "
-        "others: cool it, or lock its clock lower (nvidia-smi -lgc)"
+        "throttling: the GPU slowed down ({reason}); steps are longer at some times than at "
+        "others; cool it, or lock its clock lower (nvidia-smi -lgc)"
     )
 
     @classmethod
@@ -228,7 +244,7 @@ class Throttled(OfRun, frozen=True):
 class GPUUnknown(OfRun, frozen=True):
     arms: str
     says = (
-        "NVML tells nothing of the GPU of {arms}: its clocks, throttling and other users are unknown; look "
+        "unknown GPU: NVML tells nothing of the GPU of {arms}; it may throttle or be shared, unseen; look "
         "at nvidia-smi while it runs"
     )
 
@@ -252,10 +268,11 @@ class OutputsAsText(OfRun, frozen=True):
     against_itself: bool
 
     def sentence(self) -> str:
-        how_often = "" if self.against_itself else "; bench aa shows how often"
+        which = "this run" if self.against_itself else "bench aa"
         return (
-            "outputs of servers are compared as text (as token ids with count=ids), and differences do not "
-            f"fail this run: batching can change a token, so a server differs from itself too{how_often}"
+            "outputs of servers are compared as text (as token ids with count=ids); batching can change a "
+            "token, so a server differs from itself too, and no difference fails this run; "
+            f"{which} shows how often equal arms differ"
         )
 
     @classmethod
@@ -277,19 +294,20 @@ class OutputsMayDiffer(OfRun, frozen=True):
     def sentence(self) -> str:
         if not self.judged:
             return (
-                "outputs that differ do not fail this run, unless they are judged and no near-tie explains "
-                "it: where tokens are sampled, or computed in half precision or on a GPU, the last digit of "
-                "a logit depends on the batch and can change one"
+                "equal outputs are not promised: with sampling, half precision or a GPU, the batch can "
+                "change a token; a difference fails this run only if the engine can score it and no near-tie "
+                "explains it; bench aa shows how often equal arms differ"
             )
-        line = (
-            "outputs that differ fail this run where no near-tie explains it: computed in half precision or "
-            "on a GPU, the last digit of a logit depends on the batch and can change a token"
-        )
-        if self.widest is None:
-            return line
+        scored = ""
+        if self.widest is not None:
+            scored = (
+                f" (by the model of {self.arm}, tokens at which outputs part are up to {self.widest:.2g} "
+                f"below the likeliest, in logits, where a near-tie is below {self.near_tie:.2g})"
+            )
         return (
-            f"{line}; by the model of {self.arm}, tokens at which they part are up to {self.widest:.2g} "
-            f"below the likeliest (in logits; a near-tie is below {self.near_tie:.2g})"
+            "equal outputs are not promised: in half precision or on a GPU, the batch can change a token; "
+            f"a difference fails this run unless a near-tie explains it{scored}; bench aa shows how often "
+            "equal arms differ"
         )
 
     @classmethod
@@ -312,8 +330,9 @@ class OutputsMayDiffer(OfRun, frozen=True):
 class OutputsPromised(OfRun, frozen=True):
     usual = Severity.QUALIFIES
     says = (
-        "outputs that differ fail this run where no near-tie explains it: its engines promise equal "
-        "tokens for equal prompts, whatever the batch"
+        "outputs differ, though the engine promises equal tokens for equal prompts, whatever the batch; a "
+        "difference that no near-tie explains is a fault, and fails this run; look for a buffer that is read "
+        "too late or written too early"
     )
 
     @classmethod
@@ -338,8 +357,8 @@ class Resumed(OfRun, frozen=True):
 
     after: str
     says = (
-        "interrupted and gone on with after {after} trials: what had been measured of the next one was "
-        "dropped, and measured again in the same order. If it was stopped for its numbers, repeat the run"
+        "interrupted and resumed after {after} trials; what had been measured of the next one was "
+        "dropped, and measured again in the same order; if it was stopped for its numbers, repeat the run"
     )
 
     @classmethod
@@ -352,7 +371,9 @@ class UnequalNodes(OfRun, frozen=True):
     node: str
     first: str
     differ: str
-    says = "unequal nodes: {node} is not {first}: {differ}. The change may differ by node: use equal ones"
+    says = (
+        "unequal nodes: {node} is not like {first}: {differ}; the change may differ by node; use equal nodes"
+    )
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
@@ -370,7 +391,10 @@ class MeasuredAgain(OfRun, frozen=True):
     def sentence(self) -> str:
         told = "; ".join(f"{each.block + 1} ({each.reason})" for each in self.repeats[:TOLD])
         more = f"; and {len(self.repeats) - TOLD} more" if len(self.repeats) > TOLD else ""
-        return f"measured once more, each in the order drawn for it, since it failed: trial {told}{more}"
+        return (
+            f"failed, and measured once more in the order drawn for it: trial {told}{more}; only the second "
+            "measurement counts; if one arm makes trials fail, mend that first"
+        )
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
@@ -380,7 +404,7 @@ class MeasuredAgain(OfRun, frozen=True):
 
 class RecorderOff(OfRun, frozen=True):
     arm: str
-    says = "recorder off in {arm}: it has no step records, so no step times and no limit: set recorder=on"
+    says = "recorder off in {arm}; it has no step records, so no step times and no limit; set recorder=on"
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:

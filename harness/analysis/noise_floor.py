@@ -168,7 +168,10 @@ def read(folder: Path) -> tuple[list[Floor], list[str]]:
                 raise ValueError(f"it was created '{floor.created}'")
             floors.append(floor)
         except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:
-            remarks.append(f"the noise floor in {path} is damaged or was edited, and left out: {error}")
+            remarks.append(
+                f"the noise floor in {path} is damaged or was edited: {error}; it is left out; bench aa "
+                "measures a fresh one"
+            )
     return floors, remarks
 
 
@@ -188,10 +191,11 @@ def find(folder: Path, manifest: Manifest, blocks: int, alpha: float) -> Shown:
     newest_first = sorted(fitting, key=lambda each: each[1].created, reverse=True)
     differences, floor = min(newest_first, key=lambda each: [name in each[0] for name in WEIGHED])
     then = f"noise floor, measured on {floor.created[:10]} by {floor.run}"
+    other = "equal arms may differ by more or less now; bench aa measures a fresh one"
     if differences:
-        remarks.append(f"foreign {then}: {'; '.join(differences.values())}")
+        remarks.append(f"foreign {then}: {', '.join(differences.values())}; {other}")
     if age := _age(floor, manifest):
-        remarks.append(f"stale {then}: {age}; bench aa measures a fresh one")
+        remarks.append(f"stale {then}: {age}; {other}")
     return Shown(at_level(floor, blocks, alpha), tuple(remarks), floor.outputs)
 
 

@@ -104,8 +104,8 @@ class OfRun(Kind, frozen=True):
 class Steal(OfRun, frozen=True):
     share: float
     says = (
-        "noise: up to {share:.1%} of the CPU time was taken by other virtual machines (steal), so "
-        f"{WIDER}: try another hour, more trials, or a machine of your own"
+        "noise: other virtual machines took up to {share:.1%} of the CPU time (steal); "
+        f"{WIDER}; try another hour, more trials, or a machine of your own"
     )
 
     @classmethod
@@ -118,8 +118,8 @@ class OtherProcesses(OfRun, frozen=True):
     share: float
     load: float
     says = (
-        "noise: processes that are not the run's used up to {share:.1%} of the CPU time (load "
-        f"average up to {{load:.1f}}), so {WIDER}: stop them and measure again"
+        "noise: other processes used up to {share:.1%} of the CPU time (load average up to "
+        f"{{load:.1f}}); {WIDER}; stop them and measure again"
     )
 
     @classmethod
@@ -132,9 +132,9 @@ class CoreSpeed(OfRun, frozen=True):
     fast_us: float
     slow_us: float
     says = (
-        "noise: the same loop took {fast_us:.0f} us between some rounds and {slow_us:.0f} us "
-        "between others. Either other work shares a physical core, which steal does not show, or the "
-        f"clock moves, so {WIDER}: try bench doctor, then a quieter machine or a fixed clock"
+        "noise: the same loop took {fast_us:.0f} to {slow_us:.0f} us between rounds; other work shares the "
+        f"physical core (unseen in steal), or its clock moves, so {WIDER}; try bench doctor, then a quieter "
+        "machine or a fixed clock"
     )
 
     @classmethod
@@ -150,8 +150,9 @@ class NotSteady(OfRun, frozen=True):
     growth_ms: float
     slower: str
     says = (
-        "not steady: the queue wait of {arm} grew by {growth_ms:.3g} ms over a round; arrivals outrun "
-        "the engine: try {slower}"
+        "not steady: from the first quarter of a round to the last, requests of {arm} waited "
+        "{growth_ms:.3g} ms longer in the queue; they arrive faster than it serves them, so TTFT and "
+        "latency grow with the length of the round; try {slower}"
     )
 
     @classmethod
@@ -173,8 +174,8 @@ class NotSteady(OfRun, frozen=True):
 class LateSends(OfRun, frozen=True):
     ms: float
     says = (
-        "late sends (submit lag): 1% of a boot's requests were {ms:.2f} ms late or more; TTFT "
-        f"counts from the send, so this wait is in no latency: {MORE}"
+        "late sends (submit lag): in some trial, 1% of requests were sent at least {ms:.2f} ms late; TTFT "
+        f"counts from the send, so no latency holds that wait; {MORE}"
     )
 
     @classmethod
@@ -191,9 +192,9 @@ class LateReads(OfRun, frozen=True):
     ms: float
     cores: str
     says = (
-        "late reads (client lag): bytes lay unread for up to {ms:.2f} ms (p99), long enough for the "
-        "next chunk to arrive and be read as one with them; the client had too little of "
-        f"{{cores}}: {MORE}"
+        "late reads (client lag): in some trial, 1% of the chunks waited {ms:.2f} ms or longer for the "
+        "client, which had too little of {cores}; it may read such a chunk as one with the next, so TTFT "
+        f"and ITL may be off by as much; {MORE}"
     )
 
     @classmethod
@@ -213,9 +214,9 @@ class Squeezed(OfRun, frozen=True):
     several: int
     cores: str
     says = (
-        "late reads: {few} of {several} requests had their chunks within less than half the "
-        "time in which the engine made their tokens, so TPOT and ITL are too small: the client had too "
-        f"little of {{cores}}, or the engine sent late; {MORE}"
+        "late reads: the chunks of {few} of {several} requests came in less than half of the time that "
+        "the engine took to make their tokens; the client had too little of {cores}, or the engine sent "
+        f"late, so TPOT and ITL are too small; {MORE}"
     )
 
     @classmethod
@@ -232,8 +233,8 @@ class Squeezed(OfRun, frozen=True):
 class ClockMoved(OfRun, frozen=True):
     ms: float
     says = (
-        "the time of day was changed by {ms:.3g} ms in a round: its arrival times are wrong; let "
-        "the machine settle its time (NTP), and measure again"
+        "clock: the machine's time of day was changed by {ms:.3g} ms in a round; the arrival times of that "
+        "round are wrong; wait until NTP has settled, and measure again"
     )
 
     @classmethod
@@ -253,7 +254,7 @@ class RecordsLost(OfRun, frozen=True):
         lost = " and ".join(f"{count:,} {what}" for what, count in counts.items() if count)
         return (
             f"records lost: up to {lost} in a round; step times, phases, device_busy, exposed_host_us and "
-            "the mechanism cover only what is left, a different part in each arm: try a lower "
+            "the mechanism cover only what is left, a different part in each arm; try a lower "
             "--num-requests or --max-new-tokens"
         )
 
@@ -270,7 +271,7 @@ class AllAtOnce(OfRun, frozen=True):
     usual = Severity.QUALIFIES
     says = (
         "not streamed: {replies} of {of_all} replies came all at once, as through a proxy that "
-        "buffers them or from a server that does not stream: TTFT is then the latency, and TPOT and ITL "
+        "buffers, or from a server that does not stream; TTFT is then the latency, and TPOT and ITL "
         "mean nothing; ask the server itself, or turn the buffering off (nginx: proxy_buffering off)"
     )
 
@@ -287,7 +288,7 @@ class InBursts(OfRun, frozen=True):
     usual = Severity.QUALIFIES
     says = (
         f"bursts: {{replies}} of {{of_all}} replies came in bursts of {BURST} chunks or more, as "
-        "through a proxy that buffers them, or from speculative decoding: ITL is that of bursts, and TTFT "
+        "through a proxy that buffers, or from speculative decoding; ITL is that of bursts, and TTFT "
         "may have waited for one to fill; ask the server itself, or turn the buffering off"
     )
 
@@ -303,9 +304,9 @@ class CountedByChunks(OfRun, frozen=True):
     requests: int
     usual = Severity.QUALIFIES
     says = (
-        "tokens of {requests} requests were counted as one per chunk, as the server gives no count, "
-        "or too low a one: TPOT, ITL and throughput are wrong where a chunk holds more; "
-        "--set tokenizer=FILE counts them"
+        "token count: the server gave no count for {requests} requests, or too low a one, so each of their "
+        "chunks counts as one token; TPOT, ITL and throughput are wrong where a chunk holds more; "
+        "--set tokenizer=FILE counts the tokens"
     )
 
     @classmethod
@@ -324,9 +325,9 @@ class NotAllStreamed(OfRun, frozen=True):
     def sentence(self) -> str:
         return (
             f"not streamed: in {self.requests} requests the server counted {self.tokens:,} tokens "
-            f"({self.tokens / self.requests:.3g} each) that came in no chunk, as of a thought that it hides: "
-            "TTFT holds the time that they took; TPOT and throughput are of the tokens that came. Turn "
-            "thinking off in the server, or let it send its thoughts"
+            f"({self.tokens / self.requests:.3g} each) that it did not send, such as hidden reasoning; TTFT "
+            "holds the time that they took, and TPOT and throughput count only tokens that came; turn "
+            "reasoning off in the server, or let it send that too"
         )
 
     @classmethod
@@ -340,7 +341,7 @@ class DoubtfulCount(OfRun, frozen=True):
     usual = Severity.QUALIFIES
     says = (
         "token count: in {requests} requests the server counts more tokens than so short a text is "
-        "likely to hold. If it hides some, as of a thought, TPOT is too small and throughput too large; "
+        "likely to hold; if it hides some, such as reasoning, TPOT is too small and throughput too large; "
         "--set tokenizer=FILE counts those that came"
     )
 
@@ -356,7 +357,7 @@ class Failed(OfRun, frozen=True):
     first: str
     usual = Severity.QUALIFIES
     says = (
-        "{failed} of {requests} requests failed and are left out, so all times are of the "
+        "{failed} of {requests} requests failed; they are left out, so all times are of the "
         "others; mend the cause and measure again. The first error: {first}"
     )
 
@@ -377,7 +378,10 @@ class Skipped(OfRun, frozen=True):
 
     def sentence(self) -> str:
         told = ", ".join(f"{count} {what}" for why, what in SKIPPED.items() if (count := getattr(self, why)))
-        return f"skipped, over all rounds: {told}; no arm was asked these: it is not the whole file"
+        return (
+            f"skipped, over all rounds: {told}; all arms were asked the same rest, so they compare, but not "
+            "with a run of the whole file; say so where you quote the result"
+        )
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:

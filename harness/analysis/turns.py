@@ -47,13 +47,13 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
     turns = _effect(design, per_block, alpha, SLICED)
     if calm < slices.ENOUGH and not (turns is not None and _beyond_sharing(turns)):
         return (
-            f"other processes used the cores in {1 - calm:.0%} of a trial's turns, and the rest say too "
-            "little; stop these processes, or give the run more time: --max-minutes"
+            f"other processes used the cores in {1 - calm:.0%} of a trial's turns; the other turns are too "
+            "few to decide by; stop these processes, or give the run more time (--max-minutes)"
         )
     if (apart := _apart(design, per_block, alpha, DRAINED)) is not None:
         return (
-            f"work is put off past the end of a turn, and not saved: counted until all of it was done "
-            f"({DRAINED}), the change is another one, by {_said(apart)}"
+            f"an arm puts work off past the end of its turn; with that work ({DRAINED}), the change differs "
+            f"by {_said(apart)}, so turns show a part of it; judge by --primary {OF_ROUNDS}"
         )
     for told in (OF_ROUNDS, OF_CLIENTS):
         rounds = _effect(design, per_block, alpha, told)
@@ -64,7 +64,11 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
     opposite = _side(turns, 0.0) * _side(rounds, 0.0) < 0
     none = -design.margin < (turns.low or 0.0) and (turns.high or 0.0) < design.margin
     if opposite or (none and _side(rounds, design.margin)):
-        return f"turns and rounds disagree: in rounds, the step changed by {_said(rounds)} ({told})"
+        return (
+            f"turns and rounds disagree: the step changed by {_said(turns)} in turns, and by {_said(rounds)} "
+            f"in rounds ({told}); arrivals, prefills and the client are in rounds alone, or something "
+            f"disturbs the machine; run bench doctor, or judge by --primary {told}"
+        )
     return None
 
 

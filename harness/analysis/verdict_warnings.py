@@ -59,8 +59,8 @@ def of_decision(decided: Decided) -> list[Warning]:
 class OneBoot(OfVerdict, frozen=True):
     usual = Severity.OVERRULES
     says = (
-        "one boot per side: boots of one server differ by a percent and more, and one of each can't tell "
-        "that from a change; servers that are started with cmd= give intervals and verdicts"
+        "one boot per side: each server was started once; two starts of one server differ by a percent and "
+        "more, which looks like a change; servers that bench starts (cmd=) give intervals and verdicts"
     )
 
     @classmethod
@@ -72,7 +72,9 @@ class OneBoot(OfVerdict, frozen=True):
 class OneTrial(OfVerdict, frozen=True):
     more: str
     usual = Severity.QUALIFIES
-    says = "one trial: numbers, no interval and no verdict; {more} gives both"
+    says = (
+        "one trial: no interval and no verdict; another may differ by more than the change; {more} gives both"
+    )
 
     @classmethod
     def found(cls, decided: Decided) -> Iterator[Self]:
@@ -83,7 +85,7 @@ class OneTrial(OfVerdict, frozen=True):
 class FewTrials(OfVerdict, frozen=True):
     trials: int
     more: str
-    says = "too few trials: {trials}; the interval is wide, and {more} gives a narrower one"
+    says = "too few trials: {trials}; the interval is wide; {more} gives a narrower one"
 
     @classmethod
     def found(cls, decided: Decided) -> Iterator[Self]:
@@ -112,20 +114,15 @@ class WayOut(OfVerdict, frozen=True):
 
     def sentence(self) -> str:
         trials = f"{between(*(f'{each:,}' for each in self.trials))} trials"
-        shows = (
-            f"shows a change of {100 * self.margin:.3g}% in 4 of 5 cases. Start afresh: trials added to this "
-            "run until it is decided would be peeking"
-        )
+        wide = f"{UNDECIDED}: these trials scatter too much to show a change of {100 * self.margin:.3g}%"
+        peeking = "trials added to this one until it is decided raise false alarms (peeking)"
         if self.seconds is None:
-            return f"{UNDECIDED}: a fresh run of {trials} {shows}"
+            return f"{wide}; a fresh run of {trials} shows it in 4 of 5 cases; {peeking}"
         time = between(*(duration(each * self.seconds) for each in self.trials))
-        each = f"{trials} of {duration(self.seconds)}"
+        run = f"a fresh run of about {time} on this machine ({trials} of {duration(self.seconds)})"
         if self.trials[0] * self.seconds > FEASIBLE_S:
-            return (
-                f"{UNDECIDED}: about {time} on this machine ({each}): not feasible here, where "
-                f"{duration(FEASIBLE_S)} is the bound; look for what disturbs it (bench doctor)"
-            )
-        return f"{UNDECIDED}: about {time} on this machine would settle it: a fresh run of {each} {shows}"
+            return f"{wide}; {run} would, which is not feasible; look for what disturbs it (bench doctor)"
+        return f"{wide}; {run} shows it in 4 of 5 cases; {peeking}"
 
     @classmethod
     def found(cls, decided: Decided) -> Iterator[Self]:
@@ -151,8 +148,8 @@ class NodesDisagree(OfVerdict, frozen=True):
     sd: float
     usual = Severity.QUALIFIES
     says = (
-        "the nodes disagree, by an SD of {sd:.2%} beyond what their trials scatter by, so each of "
-        "the {nodes} counts once"
+        "nodes disagree: the change differs between them by an SD of {sd:.2%}, beyond the spread of trials; "
+        "each of the {nodes} nodes counts once, so the interval is wider; more nodes narrow it"
     )
 
     @classmethod
@@ -167,9 +164,11 @@ class NodesLeaveItOpen(NodesDisagree, frozen=True):
     usual = Severity.OVERRULES
     settles: ClassVar[bool] = True
 
-    def sentence(self) -> str:
-        said = NodesDisagree.sentence(self)
-        return f"{UNDECIDED}: {said}: more nodes would settle it, more trials would not"
+    says = (
+        f"{UNDECIDED}: nodes disagree: the change differs between them by an SD of {{sd:.2%}}, beyond the "
+        "spread of trials; each of the {nodes} nodes counts once, so more trials would not settle it; "
+        "measure on more nodes"
+    )
 
 
 class NodesDisagreeAbout(OfVerdict, frozen=True):
@@ -181,7 +180,8 @@ class NodesDisagreeAbout(OfVerdict, frozen=True):
 
     def sentence(self) -> str:
         return (
-            f"the nodes disagree about {', '.join(self.effects)}: there each of the {self.nodes} counts once"
+            f"nodes disagree about {', '.join(self.effects)}; each of the {self.nodes} nodes counts once "
+            "there, so these intervals are wider; more nodes narrow them"
         )
 
 
@@ -189,8 +189,8 @@ class OneOrder(OfVerdict, frozen=True):
     ran: str
     usual = Severity.QUALIFIES
     says = (
-        "every trial ran in the same order: an effect of running {ran} can't be told apart; another "
-        "--seed draws another order"
+        "every trial ran its arms in the same order; what running {ran} does to an arm can't be told from "
+        "the change; another --seed draws other orders"
     )
 
 
@@ -206,12 +206,11 @@ class Position(OfVerdict, frozen=True):
 
     def sentence(self) -> str:
         was = (
-            f"position effect: the arm that ran {self.ran} was at {percent(self.change)} "
+            f"position effect: running {self.ran} changes an arm by {percent(self.change)} "
             f"[{percent(self.low)}, {percent(self.high)}]; {self.left}"
         )
-        if not self.weakens:
-            return was
-        return f"weakened by a {was}, more than half the margin; more trials leave less of it"
+        less = "more trials leave less of it"
+        return f"weakened by a {was}, more than half the margin; {less}" if self.weakens else f"{was}; {less}"
 
 
 class SignFlip(OfVerdict, frozen=True):
@@ -226,7 +225,10 @@ class SignFlip(OfVerdict, frozen=True):
         else:
             named = ", ".join(f"{name} (p = {p:.3f})" for name, p in self.about_each)
             where = f"disagrees with the t test on {named}"
-        return f"the sign-flip test {where}: one trial may carry or hide the change; look at single trials"
+        return (
+            f"the sign-flip test {where}; one trial may carry or hide the change; look at the trials one by "
+            "one (bench report)"
+        )
 
 
 class Drift(OfVerdict, frozen=True):
@@ -238,7 +240,7 @@ class Drift(OfVerdict, frozen=True):
     def sentence(self) -> str:
         return (
             f"drift: {self.arms} drifted by {percent(self.change)} from the first trial to the last; drift "
-            f"common to {self.arms} cancels in the comparison, but quote no time of this run by itself"
+            f"common to {self.arms} cancels in the comparison; quote no time of this run by itself"
         )
 
 
@@ -257,7 +259,7 @@ def of_order(
     if found is None:
         yield OneOrder("second")
     else:
-        left = f"the orders drawn leave {percent(found.left)} of that in the change"
+        left = f"the orders drawn leave {percent(found.left)} of it in the change"
         yield from _position(found, "second", left, judged and found.weakens(margin))
     if checks.sign_flip_disagrees(differences):
         yield SignFlip((("", checks.sign_flip(differences)),))
@@ -282,7 +284,7 @@ def of_order_of_factorial(
     else:
         share = max(abs(float(places.mean(axis=0) @ weights)) for weights in judged.values())
         found = replace(found, left=share * abs(found.change))
-        left = f"the orders drawn leave up to {found.left:.2%} of that in an effect"
+        left = f"the orders drawn leave up to {found.left:.2%} of it in an effect"
         yield from _position(found, "last", left, found.weakens(design.margin))
     disagree = tuple(
         (name, checks.sign_flip(logs @ weights))
@@ -314,7 +316,7 @@ class RoundsDiffer(OfVerdict, frozen=True):
     usual = Severity.QUALIFIES
     says = (
         "in rounds, the step changed by {in_rounds} ({metric}), which differs from the change in turns by "
-        "{apart}: arrivals, refills and the client are in the rounds alone. Where these matter to you, "
+        "{apart}; arrivals, prefills and the client are in rounds alone; where these matter to you, "
         "judge by --primary {metric}"
     )
 
@@ -324,8 +326,8 @@ class BusyWhileWaiting(OfVerdict, frozen=True):
     share: float
     usual = Severity.QUALIFIES
     says = (
-        "{arm} used up to {share:.0%} of a core while it waited for its turn, which slows the "
-        "others alone; --interleaved-rounds 0 compares one arm at a time"
+        "{arm} used up to {share:.0%} of a core while it waited for its turn; that slows only the "
+        "others; --interleaved-rounds 0 measures one arm at a time"
     )
 
 
@@ -336,8 +338,8 @@ class FewRequests(OfVerdict, frozen=True):
     wanted: int
     usual = Severity.QUALIFIES
     says = (
-        "{metric} is made of {requests} requests in a boot, where P{percentile} wants {wanted}: so few that "
-        "single slow ones decide it; try a larger --num-requests or more rounds"
+        "{metric} is made of {requests} requests in a trial, where p{percentile} wants {wanted}; single slow "
+        "ones decide it; try a larger --num-requests or more --rounds"
     )
 
 
@@ -345,18 +347,24 @@ class NoVerdictOn(OfVerdict, frozen=True):
     metric: str
     where: str
     usual = Severity.QUALIFIES
-    says = "no verdict on {metric}: it {where}"
+    says = (
+        "no verdict on {metric}: it {where}; trials without it can't be left out, as the failure may be the "
+        "change's; give that trial more to measure: --num-requests, --max-new-tokens"
+    )
 
 
 class Unfinished(OfVerdict, frozen=True):
     trials: int
     planned: str
     usual = Severity.OVERRULES
-    says = "not finished: {trials} of {planned} trials, so no verdict yet"
+    says = (
+        "not finished: {trials} of {planned} trials are done; to judge before the end raises false alarms "
+        "(peeking), so there is no verdict yet; bench run --resume FOLDER goes on"
+    )
 
 
 class FloorRemark(OfVerdict, frozen=True):
-    """The noise floor that is known was measured otherwise, or long ago."""
+    """The noise floor that is known was measured otherwise, or long ago: `said` in full."""
 
     said: str
     says = "{said}"
@@ -368,8 +376,8 @@ class WithinFloor(OfVerdict, frozen=True):
     floor: float
     usual = Severity.QUALIFIES
     says = (
-        "{metric} is called {word}, and its change is smaller than what equal arms show here "
-        "(noise floor ±{floor:.2%}): the change may be chance; repeat the run"
+        "{metric} is called {word}, but its change is smaller than what equal arms show here "
+        "(noise floor ±{floor:.2%}); the change may be chance; repeat the run"
     )
 
 
@@ -377,13 +385,16 @@ class OutputsBesideFloor(OfVerdict, frozen=True):
     now: str
     between_equal: str
     usual = Severity.QUALIFIES
-    says = "outputs differ in {now} requests; between equal arms here, in {between_equal} (bench aa)"
+    says = (
+        "outputs differ in {now} requests, between equal arms here in {between_equal} (bench aa); about as "
+        "many are batching, clearly more are the change; where there are more, read some of them"
+    )
 
 
 class Unattributed(OfVerdict, frozen=True):
     side: str
     share: float
     says = (
-        "{share:.1%} of the {side} arm's step is unattributed: code between two phases, or "
-        "somebody else on the host's core"
+        "{share:.1%} of the {side} arm's step is unattributed; it is code between two phases, or another "
+        "process on the host's core; stop other processes, or look at the gaps in bench profile"
     )

@@ -55,8 +55,9 @@ def bisect(
     debug: Debug = False,
 ) -> None:
     """Find which commit made a metric a few per cent worse, or better. Good and bad are measured first: do
-    they differ, and how long will it take? Then each trial has a commit beside them, the one that is expected
-    to tell most; it ends at a posterior of 95%. Exit code 0: a commit is named; 3: none is."""
+    they differ, and how long will it take? Then each trial measures one commit more beside them, the one that
+    is expected to tell most, until one is the culprit with 95% probability. Exit code 0: a commit is named;
+    3: none is."""
     given = good is not None or bad is not None or history is not None or metric is not None or overlay
     if (folder or resume) and (given or not request.nothing):
         raise api.BadSetting(f"{folder or resume} says what is bisected: leave the other options out")

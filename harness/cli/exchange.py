@@ -32,7 +32,7 @@ def import_(
     files: Annotated[
         list[str],
         argument(
-            "Result of vllm bench serve, sglang.bench_serving, guidellm or aiperf; FILE:N, its N-th.",
+            "Result of vllm bench serve, sglang.bench_serving, guidellm or aiperf; FILE:N, the N-th in it.",
             metavar="FILE...",
         ),
     ],

@@ -57,7 +57,7 @@ def run(command: Any) -> NoReturn:
 
 def _usage(error: Any) -> str:
     """What is wrong with the command line; where nothing is suggested, the help that shows what is right."""
-    said: str = error.format_message().rstrip(".")
+    said: str = error.format_message().rstrip(".").replace("Value error, ", "")  # pydantic's words
     context = getattr(error, "ctx", None)
     hint = f"; see {context.command_path} --help" if said and context and not said.endswith("?") else ""
     return said + hint

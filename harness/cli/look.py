@@ -98,15 +98,15 @@ def sensitivity(
     ] = None,
     saves: Annotated[
         list[str] | None,
-        option(PROFILE, "What a step feels of a phase shorter by so much.", metavar="PHASE=13us"),
+        option(PROFILE, "What a step gains if PHASE takes so much less.", metavar="PHASE=13us"),
     ] = None,
     out: Out = RESULTS,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
-    """Find where the next microsecond pays: known delays in each host phase of a step, and what the step
-    makes of them; of a variant, in its before arm. One boot a trial (--trials), in turns beside turns
-    without."""
+    """Find where the next microsecond pays: how much longer a step gets for a known delay in each of its host
+    phases. Of a variant, its before arm is measured. In a trial, one fresh engine takes turns with and
+    without a delay."""
     from overlap_bench.harness.common.machine import guess_device
     from overlap_bench.harness.plan.variants import load_variants
     from overlap_bench.harness.studies import sensitivity as study
@@ -171,14 +171,15 @@ def explain(
         Path | None,
         option(
             OUTPUT,
-            "Folder of bench sensitivity, of the before arm: what it expects.",
+            "Folder of bench sensitivity on the before arm: adds the change that it predicts.",
             metavar="FOLDER",
         ),
     ] = None,
     format: Form = Format.TABLE,
     debug: Debug = False,
 ) -> None:
-    """Where each decode step's interval goes, what made late requests late, and what was to be expected."""
+    """Where the time of a decode step goes, what made late requests late, and what the toggle should have
+    gained."""
     from overlap_bench.harness.analysis.explain import explain as explain_run
 
     printing.show(explain_run(run, sensitivity), format)

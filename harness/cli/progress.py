@@ -186,7 +186,7 @@ class Display:
         self._first[self._arm] = tpot_ms
         if len(self._first) == len(self._design.arms):
             each = ", ".join(f"{arm} {ms:.2f} ms" for arm, ms in self._first.items())
-            self._say(f"a decode step takes {each}, as a first look at boots that do not count")
+            self._say(f"a first look, at boots that do not count: a decode step takes {each}")
             self._first = None
 
     def _tell_stolen(self, stolen: float) -> None:

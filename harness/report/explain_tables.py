@@ -28,20 +28,19 @@ OF = {
 }
 RANKS_NOTE = (
     "Means over trials of decode steps in rounds, each arm at its own batches. Waiting: from the rank's own "
-    "start of a step's program until the last rank's, which no all-reduce in it ends before; it is within "
-    "the device's time and its busy share, and under a pace within the pace. harness/metrics/ranks.py."
+    "start of a step's program until the last rank's start, before which no all-reduce ends; it is part of "
+    "the device's time and busy share, and of a pace. harness/metrics/ranks.py."
 )
 TAIL_NOTE = (
-    "Late: the mean of the samples at the percentile and above; typical: of those between the quartiles. "
-    "What made them late: what the scheduler's thread did more of than in a typical one, the largest "
-    "first; the whole list is in --format json. Of rounds, pooled over trials, so described and not judged. "
-    "harness/analysis/tail.py."
+    "Late: mean of the samples at the percentile and above; typical: mean of those between the quartiles. "
+    "Right: what the scheduler's thread did more of than in a typical one, the most first (--format json has "
+    "all). From rounds, pooled over trials: described, not judged. harness/analysis/tail.py."
 )
 
 FORETOLD_NOTE = (
-    "What a phase changed by, in decode steps of rounds at the sensitivity's batch, times its slope in "
-    "{found.sensitivity}, whose step took {found.step_us:,.0f} us; what is hidden there counts nothing. "
-    "Intervals over trials; that of what is expected holds the slopes' too. harness/analysis/foretold.py."
+    "Expected: the change of the phase (decode steps in rounds, at the sensitivity's batch) times its slope "
+    "in {found.sensitivity}, where a step took {found.step_us:,.0f} us; a hidden phase counts nothing. "
+    "Intervals over trials; that of the expected change includes the slopes'. harness/analysis/foretold.py."
 )
 
 
@@ -58,7 +57,7 @@ def step_line(found: Explained) -> str:
     if found.largest is None:
         return f"{change}; no single part's change can be told from chance."
     name, largest = _named(found, found.largest), _change(found.step_us[found.largest])
-    return f"{change}; of its parts' changes that are told from 0, the largest is in {name}: {largest}."
+    return f"{change}; the largest change of a part whose interval excludes 0 is in {name}: {largest}."
 
 
 def _named(found: Explained, part: str) -> str:

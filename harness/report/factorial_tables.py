@@ -15,10 +15,10 @@ from overlap_bench.harness.stats.contrasts import label
 
 NOTE = (
     "Alone: the others at their before. With the others: the others at their after. On average: over all "
-    "settings of the others; of two toggles (×), half of what the change of one differs by between the "
-    "other's after and before, so 0 where each gives the same in any company. Weaker (stronger) together: "
-    "both give less (more) gain than each without the other comes to; same together: all of that difference, "
-    "not half, is within the margin. Verdicts are at 5% over all main effects and pairs together (Holm), "
+    "settings of the others. Two toggles (×): half the difference between what one changes with the other at "
+    "its after and at its before; 0 if they don't affect each other. Weaker (stronger) together: both gain "
+    "less (more) than the sum of each alone; same together: that whole difference, not half of it, is within "
+    "the margin. Verdicts are at 5% over all main effects and pairs together (Holm), "
     "margin ±{margin:.3g}%; all else is descriptive. Intervals: {confidence}%, t over trials."
 )
 
@@ -105,7 +105,7 @@ def effects_table(result: Result) -> Table:
         rows.append(("all, against none", "", "", *cells))
     note = NOTE.format(margin=100 * comparison.margin, confidence=confidence(comparison.confidence))
     if any(row.assumes for row in effects.effects):
-        note += " *: as if the effects below that can't be told from it were zero."
+        note += " *: if the effects listed beside it below are zero."
     columns = ("toggle", "alone", "with the others", "on average", "interval", "verdict")
     return Table(f"Effects on {comparison.primary}", columns, tuple(rows), note, numbers=("on average",))
 

@@ -50,10 +50,10 @@ def plan_table(found: GatePlans) -> Table:
     }
     columns |= {f"limit {share(limit)}": partial(cost, limit=limit) for limit in limits}
     note = (
-        f"Trials of a fixed gate (--trials), and its time, that pass an unchanged head in 4 of 5 runs: from "
-        f"{blocks_of(found.blocks)} of the base against itself, of {found.seconds_per_block:.0f} s each, for "
-        f"the most that their SD may be (90%). –: more than {MOST} trials. Without --trials a gate looks at "
-        "3, 4, 5 and 6 trials, and ends with the first that is clear."
+        "How many trials (--trials), and how long, a gate needs to pass an unchanged head in 4 of 5 runs: by "
+        f"{blocks_of(found.blocks)} of the base against itself, {found.seconds_per_block:.0f} s each, and "
+        f"the largest SD that these allow (90%). –: more than {MOST} trials. Without --trials, a gate ends "
+        "after 3, 4, 5 or 6 trials, once it is clear."
     )
     return tabulated("Gates that this machine can hold", found.sd, columns, note, numbers=tuple(columns)[1:])
 

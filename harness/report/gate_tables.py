@@ -150,15 +150,15 @@ def history_table(found: History) -> Table:
     }
     against = f"{found.gates} gate{'s' if found.gates != 1 else ''} against {found.base[:10]}"
     if found.gates < SHORTEST:
-        note = f"{against}: of fewer than {SHORTEST} nothing can be said."
+        note = f"{against}: fewer than {SHORTEST} say nothing."
     else:
         scatters = ", ".join(
             f"{name} {share(each)}" for name, each in found.scatter.items() if each is not None
         )
         note = (
-            f"{'No change point in ' * (not found.moved)}{against}. SD within a level: {scatters}. A change "
-            f"point's split is matched in fewer than {LEVEL:.1%} of all orders; its interval is of 95%, if "
-            "the place is right. Others: none of the machines that measured before it measured after it."
+            f"{'No change point in ' * (not found.moved)}{against}. SD within a level: {scatters}. Fewer "
+            f"than {LEVEL:.1%} of random orders of these gates split as clearly; the interval (95%) assumes "
+            "that the place is right. Machines, others: none measured both before and after it."
         )
     return tabulated("Change points", found.moved, columns, note, numbers=("change", "gates since"))
 

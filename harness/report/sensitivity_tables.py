@@ -8,10 +8,10 @@ from overlap_bench.harness.analysis.sensitivity import Phase, Saving, Sensitivit
 from overlap_bench.harness.report.page import Page, Table, csv_text, tabulated
 
 NOTE = (
-    "Slope: how many us a step takes longer for each us more in that phase, beyond the slack; up to the "
-    "slack more is hidden behind the device. At most gained: what a step would be shorter without the phase. "
-    "95% intervals, t over trials, each a boot of its own. A delay shows what slowing costs; what speeding "
-    "up gains is known down to the phase's own time only."
+    "Slope: us that a step takes longer for each us added to the phase beyond the slack; up to the slack, "
+    "the device hides it. At most gained: how much shorter a step could be without the phase. Intervals: "
+    "95%, t over trials. Delays show what slowing down costs; a gain is inferred from that, and ends at the "
+    "phase's own time."
 )
 
 

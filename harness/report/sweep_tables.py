@@ -18,8 +18,8 @@ from overlap_bench.harness.report.tables import stopped
 
 LEVELS = ("tpot_ms_p50", "throughput_tok_s", "latency_ms_p50")
 NOTE = (
-    "Each point is a run of its own, and its verdict is at 5% by itself: of twenty points without a change, "
-    "one is called one. Only what is in one row was interleaved. "
+    "Each point is a run of its own, with its verdict at 5%: of twenty points without a change, one is "
+    "called a change on average. Only the arms of one row were interleaved. "
     "Intervals: {confidence}%, t over trials{own}."
 )
 OWN = ", each at the level of the look at which its point stopped"

@@ -53,10 +53,7 @@ CONVENTIONS = (
 )
 CAUSES = 3  # of failed requests, in the table
 FAMILY = " Verdicts are at 5% over all comparisons of this run together (Holm); intervals are each by itself."
-BOTH = (
-    " The primary is wrong in at most 5% of runs, and any of the secondaries in 5%: of runs without a "
-    "change, up to 10% call one."
-)
+BOTH = " Of runs without a change, at most 5% call one of the primary, and 5% one of the secondaries."
 FLOOR = " Floor: what equal arms show on this machine (bench aa): a smaller change says nothing."
 
 
@@ -117,8 +114,9 @@ def in_turns(comparison: Comparison) -> str | None:
         return None
     return (
         f"The decode step was measured in turns: the arms alternated every {sliced.steps} steps of the same "
-        f"requests, batch {sliced.batch:.3g}, {sliced.pairs:,} pairs ({sliced.kept:.0%} kept). All else was "
-        f"measured in rounds: one arm at a time ran the whole workload.{beside_others(comparison)}"
+        f"requests, batch {sliced.batch:.3g}; {sliced.pairs:,} pairs of turns, {sliced.kept:.0%} comparable. "
+        "All else was measured in rounds: one arm at a time ran the whole workload."
+        f"{beside_others(comparison)}"
     )
 
 
@@ -129,7 +127,7 @@ def beside_others(comparison: Comparison) -> str:
         return ""
     share = sliced.undisturbed / sliced.pairs
     if share < slices.ENOUGH:
-        return f" Other processes used the cores in {1 - share:.0%} of the pairs, so all pairs count."
+        return f" Other processes used the cores in {1 - share:.0%} of the pairs: too many, so all count."
     said = f"{difference(row)} {interval(row)}".rstrip()  # one trial has no interval
     return (
         f" Undisturbed turns ({share:.0%}): {said}; while other processes used the cores: "
@@ -277,7 +275,7 @@ def nodes_table(nodes: Nodes, primary: str) -> Table:
 def agreement(nodes: Nodes) -> str:
     """What the test of the nodes said, and what it could have seen."""
     if nodes.p is None or nodes.power is None:
-        return "One trial of each node: what nodes differ by is in the interval of the trials."
+        return "One trial on each node: the interval includes what nodes differ by."
     found = "disagree, and each counts once" if nodes.unit == "node" else "are not seen to disagree"
     return (
         f"The nodes {found} (p = {nodes.p:.3f}, at a level of {LEVEL:.0%}). If nodes differed by an SD as "
@@ -369,10 +367,7 @@ def of_rounds(comparison: Comparison) -> str:
         return ""
     phases = any(name in definitions.PHASES_IN_TURNS for name in comparison.metrics)
     what = "decode_step_ms and decode_phase_... are" if phases else "decode_step_ms is"
-    return (
-        f" {what} of turns. All else is of rounds: arrivals, prefills and the client are in it, so it "
-        "changes by another share."
-    )
+    return f" {what} of turns; all else is of rounds, with arrivals, prefills and the client in it."
 
 
 def chosen(comparison: Comparison) -> list[str]:

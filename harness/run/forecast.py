@@ -86,9 +86,9 @@ def span(workload: Workload) -> float:
 def announced(foreseen: Foreseen) -> str:
     """When the answer comes, of a run whose blocks are sized by its first boots."""
     design, each = foreseen.design, duration(foreseen.seconds)
-    rounds = "a round" if design.rounds == 1 else f"{design.rounds} rounds"
+    rounds = "1 ordinary round" if design.rounds == 1 else f"{design.rounds} ordinary rounds"
     return (
-        f"{blocks_of(design.blocks)} of about {each}, each {design.segments} interleaved rounds and "
+        f"{blocks_of(design.blocks)} of about {each}, each with {design.segments} interleaved and "
         f"{rounds}: done in about {duration(design.blocks * foreseen.seconds)}"
     )
 

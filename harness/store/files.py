@@ -111,6 +111,8 @@ def read_json(path: Path, kind: type[Read], what: str) -> Read:
     (its folder is not `what`), damaged, or of a newer schema."""
     try:
         text = path.read_bytes()
+    except FileNotFoundError as error:
+        raise StoreError(f"{path.parent} is not {what}: it has no {path.name}") from error
     except OSError as error:
         raise StoreError(f"{path.parent} is not {what}: {path.name}: {reason_of(error)}") from error
     return decoded(str(path), text, kind)

@@ -236,7 +236,7 @@ def decides(floors: Path) -> Finding:
         if floor.of.machine == here and floor.seconds and metric in floor.metrics
     ]
     if not known:
-        return Finding("decides 1%", True, "not known yet: bench aa --variant pinned-h2d finds out")
+        return Finding("time to show 1%", True, "not known yet: bench aa --variant pinned-h2d finds out")
     created, metric, floor, seconds = max(known, key=lambda each: (each[0], each[1] == SLICED))
     low, high = planning.blocks_needed(floor.metrics[metric].sd, floor.of.blocks, MARGIN)
     what = f"{metric} of {floor.of.engine}, {floor.of.model}, {floor.of.kind}"
@@ -244,7 +244,7 @@ def decides(floors: Path) -> Finding:
         found = f"not feasible: {duration(low * seconds)} at least"
     else:
         found = f"in {between(*(duration(each * seconds) for each in (low, high)))}"
-    return Finding("decides 1%", True, f"{found} ({what}; {floor.run}, {created[:10]})")
+    return Finding("time to show 1%", True, f"{found} ({what}; {floor.run}, {created[:10]})")
 
 
 def _cpu_seconds(process: psutil.Process) -> float | None:

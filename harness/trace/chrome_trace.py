@@ -119,7 +119,7 @@ def _trace(path: Path, tables: Tables) -> Trace:
 
 def _of_file(tables: Tables) -> Iterator[str]:
     if tables.cut:
-        yield "the file is cut short: it was read as far as it goes, and the trace may have gone on"
+        yield "the file is cut short: it was read as far as it goes, and may have gone on; copy it again"
     if tables.odd:
         entries = "entry that is" if tables.odd == 1 else "entries that are"
         yield f"left out: {tables.odd:,} {entries} no event, the first: {tables.first_odd}"

@@ -85,7 +85,8 @@ class _Export:
         self._check_gpu()
         if not self.tables.has("StringIds", "id", "value"):
             self.tables.warnings.append(
-                "the export has no table StringIds: calls, kernels and most ranges are named by their number"
+                "the export has no table StringIds: calls, kernels and most ranges are named by their "
+                "number; export it again"
             )
         calls, waits, ranges = self._calls(), self._waits(), self._ranges()
         work, of_copies = self._work()

@@ -111,7 +111,9 @@ class Tables:
         there is no such table. `names`: one more column, `name`, by an expression of text; it comes as codes,
         int32. A time that is no number is UNTAKEN."""
         if self.has(table) and not self.has(table, "start", "end"):
-            self.warnings.append(f"the export's table {table} has no column start or no end: it is left out")
+            self.warnings.append(
+                f"the export's table {table} has no column start or no end: it is left out; export it again"
+            )
             table = ""
         expressions = {"start": "start", "end": end, **columns}
         try:

@@ -71,7 +71,7 @@ def _check_timing(workload: Workload) -> None:
             raise BadSetting(f"{name} applies only with arrival={using(name)}, not {workload.arrival}")
     for name in arrival.needs:
         if getattr(workload, name) is None:
-            raise BadSetting(f"arrival={workload.arrival} needs a {name}")
+            raise BadSetting(f"arrival={workload.arrival} needs a {name} (--{name})")
     if workload.ramp_up is not None:
         _, requests = parse_ramp(workload.ramp_up)
         if requests is not None and requests > workload.num_requests:

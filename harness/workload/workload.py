@@ -47,7 +47,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: Annotated[
         int,
         Meta(
-            description="Requests of a round (16 on emulated, 64 on cuda); a trace's first.",
+            description="Requests of a round (16 on emulated, 64 on cuda); of a trace, its first so many.",
             extra={"first": True},
         ),
     ] = 64

@@ -266,7 +266,7 @@ def test_a_factorial_as_it_is_printed() -> None:
         "Outputs: 216 of 216 requests have the tokens of the first setting.",
     ):  # fmt: skip
         assert part in said, part
-    assert said.count("emulated device: these are times of CPU cores") == 1
+    assert said.count("emulated device: a CPU core plays") == 1
     assert "| h2d × output |" in page.markdown_page(factorial_tables.page(result))
     lines = list(csv.DictReader(io.StringIO(factorial_tables.to_csv(result))))
     wheres = [line["where"] for line in lines if line["metric"] == "tpot_ms_p50"]
@@ -297,12 +297,12 @@ def test_position_and_drift_are_checked() -> None:
     for word in ("weakened", "drift", "sign-flip", "same order"):
         assert word not in quiet
     told = moved(place=0.02)
-    assert "position effect: the arm that ran last was at +2." in told
+    assert "position effect: running last changes an arm by +2." in told
     assert "the orders drawn leave up to 0." in told
-    assert "weakened by a position effect: the arm that ran last was at +" in moved(place=0.2)
+    assert "weakened by a position effect: running last changes an arm by +" in moved(place=0.2)
     assert "drift: all arms drifted by +5." in moved(drift=0.01)
     one_order = msgspec.structs.replace(planned_factorial("h2d,output"), orders=[[0, 1, 2, 3]] * 6)
-    assert "every trial ran in the same order: an effect of running early" in moved(plan=one_order)
+    assert "every trial ran its arms in the same order; what running early" in moved(plan=one_order)
 
 
 def test_an_effect_that_one_block_hides_is_named() -> None:
@@ -313,7 +313,7 @@ def test_an_effect_that_one_block_hides_is_named() -> None:
         tpot = {"before": 4.0, "h2d": 4.0 * far, "output": 3.6, "h2d+output": 3.6 * far}
         found.append(block(number, {name: side(each) for name, each in tpot.items()}))
     said = "\n".join(warned(comparison.result(plan, found).factorial))
-    assert "the sign-flip test disagrees with the t test on h2d (p = 0.008): one trial may" in said
+    assert "the sign-flip test disagrees with the t test on h2d (p = 0.008); one trial may" in said
 
 
 def test_one_block_has_effects_and_no_verdict() -> None:

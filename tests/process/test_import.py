@@ -232,7 +232,7 @@ def test_every_file_becomes_a_run_that_is_loaded_reported_and_compared(tmp_path:
     assert {each.verdict for each in comparison.metrics.values()} == {None}
     assert comparison.outputs.compared == 0
     said = "\n".join(warned(comparison))
-    assert said.count("one file, so one boot") == 2
+    assert said.count("one file of one server process") == 2
     assert "no verdict: the arms were not interleaved" in words.conclusion("remote", comparison)
     assert "before: engine=some-engine; after: engine=another" in tables.changed_settings(
         comparison.before, comparison.after
@@ -248,7 +248,7 @@ def test_files_of_fresh_boots_are_blocks_and_still_decide_nothing(tmp_path: Path
         [str(folder), str(bring(VLLM_DETAILED, VLLM_DETAILED, to=tmp_path, fresh_boots=True)[0])]
     ).result.comparisons
     assert {each.verdict for each in comparison.metrics.values()} == {None}
-    assert "as stated at import" in "\n".join(warned(comparison))
+    assert "as --fresh-boots says" in "\n".join(warned(comparison))
     with pytest.raises(api.BadSetting, match="not trials of one arm: their workloads differ: request_rate"):
         bring(VLLM_DETAILED, VLLM, to=tmp_path, fresh_boots=True)
     with pytest.raises(api.BadSetting, match="not trials of one arm: their tools differ"):

@@ -102,7 +102,7 @@ def test_a_point_that_goes_on_is_shown_without_a_verdict(tmp_path: Path) -> None
     assert (shown.at, shown.blocks) == ({"concurrency": "32"}, 2)
     assert shown.metrics["tpot_ms_p50"].change == pytest.approx(-0.2, abs=0.01)
     assert {row.verdict for row in shown.metrics.values()} == {None}
-    assert shown.warnings[0].text == "not finished: 2 of 6 trials, so no verdict yet"
+    assert shown.warnings[0].text.startswith("not finished: 2 of 6 trials are done; ")
     assert overlap_bench.load_sweep(folder).result == result  # what the figures are drawn from
     write_block(run, 2, dict(third.tables))
     assert sweep_.result(folder)[0].comparisons[2].blocks == 4
@@ -124,7 +124,7 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
     levels = f"{formatting.number(row.before)} → {formatting.number(row.after)}"
     for part in ("Change of tpot_ms_p50, margin ±1%", "−9.9%", levels, "at 5% by itself", "Levels"):
         assert part in said, part
-    assert said.count("emulated device: these are times") == 1
+    assert said.count("emulated device: a CPU core") == 1
     lines = list(csv.DictReader(io.StringIO(sweep_tables.to_csv(result))))
     assert {line["concurrency"] for line in lines} == {"1", "8"}
     assert [float(line["confidence"]) for line in lines if line["metric"] == "tpot_ms_p50"] == [0.95, 0.95]

@@ -35,6 +35,7 @@ OURS = re.compile(
 )
 # A docstring that begins so has no subject.
 HANGING = re.compile(r'^ *"""(?:Of|Those|That) .*$', re.MULTILINE)
+MERGE = re.compile(r"^(?:<{7} |={7}$|>{7} ).*", re.MULTILINE)  # what git leaves where two sides conflict
 SOURCES = ("engines", "examples", "experiments", "harness", "overlap_bench", "tests")
 
 
@@ -130,6 +131,10 @@ def test_every_command_shown_exists_with_its_options(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=short)
 def test_no_document_uses_a_word_of_our_own(document: Path) -> None:
     assert words_of_our_own(document.read_text()) == []
+
+
+def test_no_document_holds_both_sides_of_a_merge() -> None:
+    assert [short(each) for each in DOCUMENTS if MERGE.search(each.read_text())] == []
 
 
 def test_every_docstring_begins_with_what_it_describes() -> None:

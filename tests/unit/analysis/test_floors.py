@@ -152,7 +152,7 @@ def test_a_floor_that_does_not_say_when_it_was_measured_is_left_out(tmp_path: Pa
     floor = msgspec.json.decode(path.read_bytes(), type=noise_floor.Floor)
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(floor, created=created)))
     text = warnings(tmp_path, later())
-    assert f"was edited, and left out: it was created '{created}'" in text
+    assert f"was edited: it was created '{created}'; it is left out; " in text
     assert "measured on" not in text
 
 
@@ -177,20 +177,20 @@ def test_a_floor_of_another_engine_or_model_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"{", b'{"created": "\xff"}'])
 def test_a_damaged_floor_costs_a_line_and_not_the_run(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.json").write_bytes(content)
-    assert "x.json is damaged or was edited, and left out" in warnings(tmp_path, later())
+    assert "x.json is damaged or was edited: " in warnings(tmp_path, later())
 
 
 def test_a_change_within_the_floor_is_told(tmp_path: Path) -> None:
     plan = aa()
     with_floor(result(1.0, plan, noise=0.2), plan, tmp_path)
-    assert "tpot_ms_p50 is called faster, and its change is smaller" in warnings(tmp_path, later())
+    assert "tpot_ms_p50 is called faster, but its change is smaller" in warnings(tmp_path, later())
 
 
 def test_outputs_that_nobody_judged_stand_beside_those_of_equal_arms(tmp_path: Path) -> None:
     kept(tmp_path, aa())
     (only,) = with_floor(result(0.9, digest="other"), later(), tmp_path).comparisons
-    said = "outputs differ in 72 of 72 requests; between equal arms here, in 0 of 72 (bench aa)"
-    assert said in warned(only)
+    said = "outputs differ in 72 of 72 requests, between equal arms here in 0 of 72 (bench aa); "
+    assert said in "".join(warned(only))
     (same,) = with_floor(result(0.9), later(), tmp_path).comparisons
     assert not any("equal arms" in line for line in warned(same))
 

@@ -41,9 +41,9 @@ def blocks(in_turns: float, drained: float, in_rounds: float, spread: float = 0.
         ((-0.03, -0.03, -0.03), None),
         ((-0.03, -0.03, -0.08), None),  # by how much is another matter
         ((0.0, 0.0, 0.005), None),
-        ((-0.10, -0.01, -0.10), "work is put off past the end of a turn, and not saved"),
-        ((-0.03, -0.03, 0.02), "turns and rounds disagree: in rounds, the step changed by"),
-        ((0.0, 0.0, 0.05), "turns and rounds disagree: in rounds, the step changed by"),
+        ((-0.10, -0.01, -0.10), "an arm puts work off past the end of its turn"),
+        ((-0.03, -0.03, 0.02), "turns and rounds disagree: the step changed by −3.0% ["),
+        ((0.0, 0.0, 0.05), "turns and rounds disagree: the step changed by "),
     ],
 )
 def test_turns_decide_nothing_where_their_end_or_the_rounds_contradict_them(
@@ -51,6 +51,7 @@ def test_turns_decide_nothing_where_their_end_or_the_rounds_contradict_them(
 ) -> None:
     found = turns.disagreement(DESIGN, blocks(*changes), 0.05)
     assert found is None if why is None else found is not None and found.startswith(why)
+    assert found is None or found.count("; ") == 2  # what happened; what it may mean; what to try
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,8 @@ def test_beside_others_nothing_is_decided_that_they_may_have_made(
         values[UNDISTURBED] = calm  # type: ignore[index]
     why = turns.disagreement(DESIGN, found, 0.05)
     assert (why is not None) == told
-    assert why is None or why.startswith("other processes used the cores in 90% of a trial's turns")
+    assert why is None or why.startswith("other processes used the cores in 90% of a trial's turns; ")
+    assert why is None or why.count("; ") == 2
 
 
 def test_a_verdict_is_taken_back_by_what_is_sure_and_not_by_what_one_run_in_twenty_shows() -> None:
@@ -114,7 +116,8 @@ def test_where_an_engine_records_no_steps_in_rounds_its_clients_can_contradict_t
     assert turns.disagreement(DESIGN, by_clients(-0.03), 0.05) is None
     told = turns.disagreement(DESIGN, by_clients(0.02), 0.05)
     assert told is not None
-    assert told.endswith("(tpot_ms_p50)")
+    assert "in rounds (tpot_ms_p50); " in told
+    assert told.endswith("judge by --primary tpot_ms_p50")
 
 
 def test_a_change_of_another_size_in_rounds_is_told() -> None:

@@ -94,7 +94,9 @@ def test_an_undecided_run_says_the_way_out_first_and_then_what_it_found_all_the_
     found = made_blocks.result(1.0, noise=0.05)
     undecided = replace(found.comparisons[0], mechanism=counters)
     (page,) = brief.pages(replace(found, comparisons=[undecided]))
-    assert page.lines[0].startswith("Undecided: a fresh run of")
+    assert page.lines[0].startswith(
+        "Undecided: these trials scatter too much to show a change of 1%; a fresh run of"
+    )
     assert page.lines[1] == "Descriptive, no verdict: copies 6 → 0 per step."
     assert not any("fresh run" in line for line in page.warnings)
     assert not any("Descriptive" in line for line in page_of(mechanism=counters).lines)

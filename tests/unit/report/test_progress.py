@@ -69,7 +69,7 @@ def test_that_every_arm_serves_is_told_once_and_only_of_boots_that_do_not_count(
         display(RoundBegun(-1, arm, -1))
         display(Progress(round_id=0, finished=3, total=32, tpot_ms=tpot_ms))
     assert said == [
-        "a decode step takes before 3.40 ms, after 3.30 ms, as a first look at boots that do not count"
+        "a first look, at boots that do not count: a decode step takes before 3.40 ms, after 3.30 ms"
     ]
     other = Display(manifest().design, said.append)
     other(BlockBegun(-1, left=6))
