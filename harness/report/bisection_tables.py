@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from overlap_bench.harness.analysis.bisection import Bisected, Change, Tried, git_log
 from overlap_bench.harness.analysis.plain import to_stored
 from overlap_bench.harness.common.formatting import duration, percent, visible_line
 from overlap_bench.harness.metrics import definitions
-from overlap_bench.harness.report.page import Page, Table, csv_text, markdown_page, tabulated
+from overlap_bench.harness.report.page import Page, Table, csv_of, markdown_page, tabulated
 from overlap_bench.harness.stats.bisection import CLAIMED
 from overlap_bench.harness.store.bisection import SHORT
 from overlap_bench.harness.store.files import append_step_summary, write_summary, write_text
 
 MARKDOWN, PAGE, LOG = "bisect.md", "bisect.html", "bisect.log"  # in its folder
 SHOWN = 0.01  # posterior from which a commit that was not measured is in the table
-NARROW = 3.7  # inches, of the picture for a phone
 LONGEST = 60  # characters of a subject
 TONES = {"found": "bad", "undecided": "open", "nothing to find": "calm"}
 CAPTION = (
@@ -56,14 +56,14 @@ def conclusion(found: Bisected) -> str:
         return (
             f"Undecided: {found.trials} trials don't tell whether {between} differ in {found.metric}.{differ}"
         )
-    *others, last = (f"{_where(found, each)} ({_size(each)})" for each in found.changes)
+    *others, last = (f"{_where(found, each)} ({_effect(each)})" for each in found.changes)
     told = f"{', '.join(others)} and {last}" if others else last
     if found.verdict == "undecided":
         return f"Undecided: likeliest {told}, posterior {found.posterior:.1%}."
     if len(found.changes) == 1:
         (change,) = found.changes
         return (
-            f"{_where(found, change)} made it {_word(found, change)}: {found.metric} {_size(change)}, "
+            f"{_where(found, change)} made it {_word(found, change)}: {found.metric} {_effect(change)}, "
             f"posterior {_chance(found)}."
         )
     return f"{len(found.changes)} commits changed {found.metric}: {told}, posterior {_chance(found)}."
@@ -141,14 +141,14 @@ def _subject(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def _size(change: Change) -> str:
-    return f"{percent(change.effect)} [{percent(change.ci_low)}, {percent(change.ci_high)}]"
+def _effect(found: Bisected | Change) -> str:
+    return f"{percent(found.effect)} {_interval(found)}".rstrip()
 
 
-def _effect(found: Bisected) -> str:
+def _interval(found: Bisected | Change | Tried) -> str:
     if found.ci_low is None or found.ci_high is None:
-        return percent(found.effect)
-    return f"{percent(found.effect)} [{percent(found.ci_low)}, {percent(found.ci_high)}]"
+        return ""
+    return f"[{percent(found.ci_low)}, {percent(found.ci_high)}]"
 
 
 def _is_worse(found: Bisected, effect: float) -> bool:
@@ -166,7 +166,7 @@ def change_table(found: Bisected) -> Table:
     columns: dict[str, Callable[[Change], str]] = {
         "commit": lambda each: _where(found, each),
         "effect": lambda each: percent(each.effect),
-        "interval": lambda each: f"[{percent(each.ci_low)}, {percent(each.ci_high)}]",
+        "interval": _interval,
         "posterior": lambda each: f"{each.posterior:.1%}",
     }
     return tabulated("Changes", found.changes, columns, "", ("effect", "posterior"))
@@ -184,9 +184,7 @@ def commit_table(found: Bisected) -> Table:
         "commit": lambda each: each.commit[:SHORT],
         "trials": lambda each: "skipped" if each.skipped is not None else str(each.trials),
         "change": lambda each: percent(each.change),
-        "interval": lambda each: (
-            "" if each.ci_low is None else f"[{percent(each.ci_low)}, {percent(each.ci_high)}]"
-        ),
+        "interval": _interval,
         "posterior": lambda each: f"{each.posterior:.1%}",
         "subject": lambda each: _subject(each.subject),
     }
@@ -196,34 +194,18 @@ def commit_table(found: Bisected) -> Table:
 def to_csv(found: Bisected) -> str:
     """One line per commit of the span, unrounded."""
     about = (found.run, found.metric, found.verdict, found.culprit)
-    names = Tried.__struct_fields__
-    rows = [(*about, *(getattr(each, name) for name in names)) for each in found.commits]
-    return csv_text(("run", "metric", "verdict", "culprit", *names), rows)
+    return csv_of(("run", "metric", "verdict", "culprit"), Tried, ((about, each) for each in found.commits))
 
 
 def to_html(found: Bisected) -> str:
     """A page that needs nothing else."""
-    import jinja2
-
-    from overlap_bench.harness.report.figures import commits, style
-    from overlap_bench.harness.report.figures.page import inline_svg
+    from overlap_bench.harness.report import html
+    from overlap_bench.harness.report.figures import commits
 
     is_gain = found.verdict == "found" and not _is_worse(found, found.effect or 0.0)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("overlap_bench.harness.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.jinja").render(
-        title=found.run,
-        page=page(found),
-        tone="good" if is_gain else TONES[found.verdict],
-        caption=CAPTION,
-        wide=inline_svg(commits.bisection(found, style.WIDTH), "Commits, wide"),
-        narrow=inline_svg(commits.bisection(found, NARROW), "Commits, narrow"),
-    )
+    picture = html.drawn("Commits", partial(commits.bisection, found))
+    tone = "good" if is_gain else TONES[found.verdict]
+    return html.page_of_tables(found.run, page(found), picture, CAPTION, tone)
 
 
 def write(folder: Path, found: Bisected, environment: Mapping[str, str] = os.environ) -> Path:

@@ -9,7 +9,7 @@ from overlap_bench.engines import api
 from overlap_bench.harness.analysis.catalogue import Catalogue, Entry
 from overlap_bench.harness.analysis.words import interval
 from overlap_bench.harness.common.formatting import number, percent
-from overlap_bench.harness.report.page import Page, Table, csv_text, markdown_page
+from overlap_bench.harness.report.page import Page, Table, csv_of, markdown_page, rendered
 from overlap_bench.harness.store.files import WriteFailed, write_text
 
 NOTE = (
@@ -45,7 +45,6 @@ KEYS: dict[str, Callable[[Entry], float | None]] = {
     "step, ms": lambda each: each.step_ms,
     "batch": lambda each: each.batch,
 }
-FIELDS = Entry.__struct_fields__
 
 
 def page(found: Catalogue) -> Page:
@@ -86,7 +85,7 @@ def _linked(entry: Entry) -> str:
 
 
 def to_csv(found: Catalogue) -> str:
-    return csv_text(FIELDS, ([getattr(each, name) for name in FIELDS] for each in found.entries))
+    return csv_of((), Entry, (((), each) for each in found.entries))
 
 
 def write(found: Catalogue, path: Path) -> None:
@@ -99,20 +98,16 @@ def write(found: Catalogue, path: Path) -> None:
 
 def to_html(found: Catalogue) -> str:
     """A page that needs nothing else; a click on a column's name sorts by it."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("overlap_bench.harness.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     says = CLAIM | MEASURED | {PLACE: lambda each: each.found_in}
     rows = [
         [(column, say(each), KEYS[column](each) if column in KEYS else None) for column, say in says.items()]
         for each in found.entries
     ]
-    return environment.get_template("claims.html.jinja").render(
-        conclusion=conclusion(found), columns=COLUMNS, numbers=NUMBERS, rows=rows, note=NOTE
+    return rendered(
+        "claims.html.jinja",
+        conclusion=conclusion(found),
+        columns=COLUMNS,
+        numbers=NUMBERS,
+        rows=rows,
+        note=NOTE,
     )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from overlap_bench.harness.analysis.accuracy import APART, Agreement, Evaluation, Row
 from overlap_bench.harness.analysis.warnings import texts
 from overlap_bench.harness.common import formatting
 from overlap_bench.harness.report import tables
-from overlap_bench.harness.report.page import Page, Table, csv_text, tabulated
+from overlap_bench.harness.report.page import Page, Table, csv_of, tabulated
 
 MOST_ROWS = 24
 NUMBERS = ("items", "before", "after", "difference", "differ")
@@ -93,9 +91,7 @@ def _interval(row: Row) -> str:
 
 def to_csv(result: Evaluation) -> str:
     """One line per task and metric, unrounded."""
-    about = (result.run, result.variant)
-    lines = [(*about, *msgspec.structs.astuple(row)) for row in result.tasks]
-    return csv_text(("run", "variant", *Row.__struct_fields__), lines)
+    return csv_of(("run", "variant"), Row, (((result.run, result.variant), row) for row in result.tasks))
 
 
 def page(result: Evaluation) -> Page:

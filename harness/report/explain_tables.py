@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from overlap_bench.harness.analysis.explain import SHOWN_CAUSES, Explained, Part, RankTimes
 from overlap_bench.harness.analysis.foretold import Estimate, Foretold
 from overlap_bench.harness.analysis.tail import Tail
 from overlap_bench.harness.analysis.words import confidence, interval
 from overlap_bench.harness.common.formatting import number
 from overlap_bench.harness.report import findings
-from overlap_bench.harness.report.page import Page, Table, csv_text, tabulated
+from overlap_bench.harness.report.page import Page, Table, csv_of, tabulated
 from overlap_bench.harness.report.tables import changed_settings, prediction_line
 
 DEVICE = "device and more"  # what the device's line is called where it holds more
@@ -181,6 +179,5 @@ def _change(row: Part) -> str:
 
 def to_csv(found: Explained) -> str:
     """One line per part of the step, unrounded."""
-    about = (found.run, found.device, found.variant)
-    lines = [(*about, name, *msgspec.structs.astuple(row)) for name, row in found.step_us.items()]
-    return csv_text(("run", "device", "variant", "part", *Part.__struct_fields__), lines)
+    rows = (((found.run, found.device, found.variant, name), row) for name, row in found.step_us.items())
+    return csv_of(("run", "device", "variant", "part"), Part, rows)

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from overlap_bench.harness.analysis.decision import ONE_BOOT
 from overlap_bench.harness.analysis.result import Comparison, Counter, MetricRow
-from overlap_bench.harness.analysis.warnings import Warning, ranked
+from overlap_bench.harness.analysis.warnings import Severity, Warning, ranked
 from overlap_bench.harness.analysis.words import difference, interval
 from overlap_bench.harness.common.formatting import number
 from overlap_bench.harness.metrics.definitions import PHASES_IN_ROUNDS, PHASES_IN_TURNS
 
+MOST_WARNINGS = 3  # on the first screen
 MOST_PHASES, MOST_COUNTERS = 4, 2  # in the line of what an undecided run found all the same
 DIFFERS = 0.1  # of the larger: a counter that changed by less is no mechanism
 LEAST = 0.01  # of something per step: a collection in a hundred steps, 10 us
@@ -50,6 +51,14 @@ def below_verdict(warnings: Iterable[Warning]) -> Iterator[str]:
 def following(warnings: Iterable[Warning]) -> list[Warning]:
     """All others, which stand below the tables."""
     return [each for each in ranked(warnings) if not each.settles and not each.leads]
+
+
+def warned(warnings: Iterable[Warning], whole: bool = True) -> list[str]:
+    """Sentences of these; unless `whole`, the first few and all that may do something to the verdict."""
+    found = following(warnings)
+    known = [] if whole else [each for each in found[MOST_WARNINGS:] if each.severity == Severity.DESCRIBES]
+    shown = [each.text for each in found if each not in known]
+    return [*shown, *([f"and {len(known)} more: --all"] if known else [])]
 
 
 def _phases(comparison: Comparison) -> dict[str, MetricRow]:

@@ -7,12 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from msgspec.structs import astuple
-
 from overlap_bench.harness.analysis.gate import MOST
 from overlap_bench.harness.analysis.gate_plans import GatePlan, GatePlans
 from overlap_bench.harness.common.formatting import blocks_of, minutes_of, share
-from overlap_bench.harness.report.page import Page, Table, csv_text, markdown_page, tabulated
+from overlap_bench.harness.report.page import Page, Table, csv_of, markdown_page, tabulated
 from overlap_bench.harness.store.files import append_step_summary, prepare, write_json, write_text
 
 
@@ -60,11 +58,7 @@ def plan_table(found: GatePlans) -> Table:
 
 def to_csv(found: GatePlans) -> str:
     """One line per plan, unrounded."""
-    about = (found.run, found.device)
-    return csv_text(
-        ("run", "device", *GatePlan.__struct_encode_fields__),
-        [(*about, *astuple(plan)) for plan in found.plans],
-    )
+    return csv_of(("run", "device"), GatePlan, (((found.run, found.device), plan) for plan in found.plans))
 
 
 PLANS, SUMMARY = "calibration.json", "calibration.md"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import ceil, floor
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from overlap_bench.harness.analysis.verdict_warnings import FEASIBLE_S
 from overlap_bench.harness.analysis.words import in_step, interval, outputs_that_differ, per_step
 from overlap_bench.harness.common.formatting import blocks_of, duration, number, percent, share
 from overlap_bench.harness.metrics import definitions
-from overlap_bench.harness.report import tables
+from overlap_bench.harness.report import sections, tables
 from overlap_bench.harness.report.page import (
     PER_STEP,
     Page,
@@ -177,7 +178,7 @@ def to_markdown(result: Result) -> str:
         lines += [line, ""] if (line := said(result.comparisons[0])) else []
     for table in parts(result):
         lines += markdown_table(table)
-    whole = "\n".join(map(markdown_page, tables.pages(result)))
+    whole = "\n".join(map(markdown_page, sections.pages(result)))
     lines += ["<details><summary>The whole comparison</summary>", "", whole, "</details>", ""]
     return "\n".join(lines)
 
@@ -202,10 +203,12 @@ def to_csv(result: Result) -> str:
     return csv_text((*about, "metric", "unit", *Judged.__struct_encode_fields__, *all_in_all), lines)
 
 
-def pages(result: Result) -> Iterator[Page]:
-    """What the gate says, then the comparison."""
-    yield Page(conclusion(result), tuple(late(result)), tuple(parts(result)), ())
-    yield from tables.pages(result)
+def page(result: Result, whole: bool = True) -> Page:
+    """What the gate says; that of its comparison comes behind it."""
+    judged, *more = parts(result)
+    if not whole:
+        judged = replace(judged, note="")
+    return Page(conclusion(result), tuple(late(result)), (judged, *more), ())
 
 
 def gate_of(result: Result) -> GateResult:

@@ -1,6 +1,6 @@
 """A finished run as one file for people: a web page that needs nothing else, or markdown for a pull request.
 
-Every number of the run comes from its result by report/tables.py, or from
+Every number of the run comes from its result by report/sections.py, or from
 a figure of overlap_bench.plots; nothing is computed here. What a run says of itself is text, never markup.
 """
 
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import jinja2
 import msgspec
 from matplotlib.figure import Figure
 
@@ -22,13 +21,12 @@ from overlap_bench.harness.analysis.frames import Run, load
 from overlap_bench.harness.analysis.result import Comparison, Result
 from overlap_bench.harness.analysis.sensitivity import Sensitivity
 from overlap_bench.harness.analysis.stored import check_two
-from overlap_bench.harness.analysis.words import conclusion
 from overlap_bench.harness.common.formatting import blocks_of, minutes_of
 from overlap_bench.harness.plan.design import Arm, Design
-from overlap_bench.harness.report import figures, findings, formats, sensitivity_tables, tables
+from overlap_bench.harness.report import figures, formats, sections, sensitivity_tables, tables
 from overlap_bench.harness.report.figures import style
 from overlap_bench.harness.report.figures.page import inline_svg
-from overlap_bench.harness.report.page import Page, Table, markdown_page, markdown_table
+from overlap_bench.harness.report.page import Page, Table, markdown_page, markdown_table, rendered
 from overlap_bench.harness.store.files import WriteFailed, write_text
 from overlap_bench.harness.store.manifest import NOT_RECORDED, Imported
 from overlap_bench.harness.workload.arrivals import ARRIVALS
@@ -44,7 +42,15 @@ CAPTION = (
 NARROW = 3.7
 ALWAYS = ("arrival", "num_requests", "max_new_tokens", "pretok")  # of the workload
 MODEL = ("name", "dtype", "parameters", "vocabulary", "context", "kv_bytes_per_token")  # no paths
-Draw = Callable[[float], Figure]
+Draw = Callable[..., Figure]  # takes a width
+PHASES = "Host phases"
+LEADING: dict[str, Draw] = {"Trial by trial": figures.trial_changes, PHASES: figures.phases}
+OTHERS: dict[str, Draw] = {
+    "Changes": figures.changes,
+    "Latencies": figures.latency_cdfs,
+    "Over time": figures.itl_over_time,
+}
+OF_TWO = ("Trial by trial", "Changes")  # arms: not drawn of one alone
 # Of the verdicts, how the page colours them; the word stands there too.
 TONES = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad", "same": "calm"}
 
@@ -85,22 +91,14 @@ def to_html(run: Run) -> str:
     """The page: verdict, tables, figures, mechanism, limit, method, environment. It has no script and asks
     for nothing from any network."""
     result, comparison = _shown(run)
-    first, *others = tables.parts(comparison)
-    outputs = [] if comparison.after is None else [tables.outputs_line(comparison.outputs)]
-    return _template("report.html.jinja").render(
-        result=result,
-        comparison=comparison,
-        conclusion=conclusion(result.device, comparison),
+    return rendered(
+        "report.html.jinja",
+        title=f"{comparison.variant}: {result.run}",
+        page=sections.page(result, comparison),
         tone=_tone(comparison),
-        changed=tables.changed_settings(comparison.before, comparison.after),
-        qualified=list(findings.leading(comparison)),
-        said=[*outputs, tables.stopped(result), *tables.remarks(comparison)],
-        warnings=[each.text for each in findings.following(comparison.warnings)],
-        first=first,
-        others=[table for table in others if table.title != "Outputs"],
         everything=tables.metric_table(comparison, every=True),
-        leading=_leading(run, comparison),
-        pictures=_pictures(run, comparison),
+        leading=_pictures(run, comparison, leads=True),
+        pictures=_pictures(run, comparison, leads=False),
         method=method(run),
         environment=environment_of(run),
         settings=settings_of(comparison),
@@ -109,32 +107,16 @@ def to_html(run: Run) -> str:
 
 def sensitivity_page(found: Sensitivity) -> str:
     """The page of a sensitivity: what it says first, its figure and its tables."""
-    draw: Draw = partial(figures.sensitivity, found)
-    picture = _picture("What delays cost", draw, leads=False) if found.phases else Picture("")
+    draw = partial(figures.sensitivity, found)
+    picture = drawn("What delays cost", draw) if found.phases else Picture("")
     return page_of_tables(found.run, sensitivity_tables.page(found), picture, CAPTION)
 
 
-def page_of_tables(title: str, page: Page, picture: Picture = Picture(""), caption: str = "") -> str:
+def page_of_tables(
+    title: str, page: Page, picture: Picture = Picture(""), caption: str = "", tone: str = "open"
+) -> str:
     """A page for a browser, with its picture where it has one."""
-    return _template("page.html.jinja").render(
-        title=title,
-        page=page,
-        tone="open",
-        caption=caption,
-        wide=picture.wide,
-        narrow=picture.narrow,
-    )
-
-
-def _template(name: str) -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("overlap_bench.harness.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(name)
+    return rendered("page.html.jinja", title=title, page=page, picture=picture, caption=caption, tone=tone)
 
 
 def to_markdown(run: Run) -> str:
@@ -147,7 +129,7 @@ def to_markdown(run: Run) -> str:
     ]
     return "\n".join(
         [
-            _as_text("\n".join(map(markdown_page, tables.pages(result)))),
+            _as_text("\n".join(map(markdown_page, sections.pages(result)))),
             "<details><summary>Method and environment</summary>",
             "",
             *map(_as_text, folded),
@@ -173,30 +155,22 @@ def _tone(comparison: Comparison) -> str:
     return TONES.get((comparison.verdict and comparison.verdict.word) or "", "open")
 
 
-def _leading(run: Run, comparison: Comparison) -> list[Picture]:
-    """What belongs on the first screen, below the verdict: the pairs, and the step before and after."""
-    pairs: dict[str, Draw] = {"Trial by trial": partial(figures.trial_changes, run, None)}
+def _pictures(run: Run, comparison: Comparison, leads: bool) -> list[Picture]:
+    """Those that belong on the first screen, below the verdict, or the others."""
+    chosen = [
+        (title, draw)
+        for title, draw in (LEADING if leads else OTHERS).items()
+        if comparison.after is not None or title not in OF_TWO
+    ]
     where = "" if comparison.sliced is None else ", in rounds"
-    step: dict[str, Draw] = {f"Host phases{where}": partial(figures.phases, run)}
-    chosen = step if comparison.after is None else {**pairs, **step}
-    return [_picture(title, draw, leads=True) for title, draw in chosen.items()]
+    return [drawn(title + where * (title == PHASES), partial(draw, run), leads) for title, draw in chosen]
 
 
-def _pictures(run: Run, comparison: Comparison) -> list[Picture]:
-    """Every other figure; for one arm alone without that of changes."""
-    changes: dict[str, Draw] = {"Changes": partial(figures.changes, run)}
-    levels: dict[str, Draw] = {
-        "Latencies": partial(figures.latency_cdfs, run),
-        "Over time": partial(figures.itl_over_time, run),
-    }
-    chosen = levels if comparison.after is None else {**changes, **levels}
-    return [_picture(title, draw, leads=False) for title, draw in chosen.items()]
-
-
-def _picture(title: str, draw: Draw, leads: bool) -> Picture:
+def drawn(title: str, draw: Draw, leads: bool = False) -> Picture:
+    """A figure for wide screens and for narrow ones, the same where it `leads`; or why it can't be drawn."""
     try:
-        wide = "" if leads else inline_svg(draw(style.WIDTH), f"{title}, wide")
-        return Picture(title, wide, inline_svg(draw(NARROW), f"{title}, narrow"))
+        wide = "" if leads else inline_svg(draw(width=style.WIDTH), f"{title}, wide")
+        return Picture(title, wide, inline_svg(draw(width=NARROW), f"{title}, narrow"))
     except api.BadSetting as error:
         return Picture(title, missing=str(error))
 

@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec import Struct
+from msgspec.structs import astuple
+
 from overlap_bench.harness.common.formatting import visible
 
 if TYPE_CHECKING:
@@ -26,13 +29,15 @@ SHORT = 8  # a word of no more characters is never broken: an interval's numbers
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One part of the report; `note` stands under it. `numbers`: columns to align right."""
+    """One part of the report; `note` stands under it, and on a web page `about` above it. `numbers`: columns
+    to align right."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
     numbers: tuple[str, ...] = NUMBERS
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +63,11 @@ def tabulated(
     columns: Mapping[str, Callable[[Row], str]],
     note: str = "",
     numbers: tuple[str, ...] = NUMBERS,
+    about: str = "",
 ) -> Table:
     """A table with a line for each of `rows`; `columns`: by its name, what a column says of a row."""
     cells = tuple(tuple(say(row) for say in columns.values()) for row in rows)
-    return Table(title, tuple(columns), cells, note, numbers)
+    return Table(title, tuple(columns), cells, note, numbers, about)
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -74,8 +80,28 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
+def csv_of(columns: Sequence[str], kind: type[Struct], rows: Iterable[tuple[Sequence[Any], Struct]]) -> str:
+    """The same of structs of one kind: in front of the fields of each stands what `columns` say of it."""
+    header = (*columns, *kind.__struct_encode_fields__)
+    return csv_text(header, ((*about, *astuple(row)) for about, row in rows))
+
+
 def _no_formula(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
+
+
+def rendered(template: str, **given: Any) -> str:
+    """A web page that needs nothing else."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("overlap_bench.harness.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(**given)
 
 
 def markdown_page(page: Page) -> str:

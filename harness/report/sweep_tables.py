@@ -6,14 +6,12 @@ from collections import Counter as Tally
 from collections.abc import Callable
 from functools import partial
 
-from msgspec.structs import astuple
-
 from overlap_bench.harness.analysis import words
 from overlap_bench.harness.analysis.result import Counter, MetricRow, PointResult, SweepResult
 from overlap_bench.harness.analysis.warnings import ranked, texts
 from overlap_bench.harness.common import formatting
 from overlap_bench.harness.plan.settings import spelled
-from overlap_bench.harness.report.page import Page, Table, csv_text, tabulated
+from overlap_bench.harness.report.page import Page, Table, csv_of, tabulated
 from overlap_bench.harness.report.tables import stopped
 
 LEVELS = ("tpot_ms_p50", "throughput_tok_s", "latency_ms_p50")
@@ -144,9 +142,9 @@ def to_csv(result: SweepResult) -> str:
     """One line per point and metric, every one that was measured, unrounded; `confidence`, a fraction, is of
     the interval."""
     names = [axis.name for axis in result.axes]
-    lines = [
-        [*(each.at[axis] for axis in names), each.run, each.device, each.confidence, name, *astuple(row)]
+    rows = (
+        ((*(each.at[axis] for axis in names), each.run, each.device, each.confidence, name), row)
         for each in result.comparisons
         for name, row in each.metrics.items()
-    ]
-    return csv_text((*names, "run", "device", "confidence", "metric", *MetricRow.__struct_fields__), lines)
+    )
+    return csv_of((*names, "run", "device", "confidence", "metric"), MetricRow, rows)

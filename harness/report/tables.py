@@ -1,14 +1,12 @@
-"""A comparison as a person reads it: a sentence, then the same parts always, for a terminal, markdown or csv.
+"""What there is to say of a comparison, each as a line or as a table; sections.py has their order.
 
 Input is a `Comparison` and nothing else, so that a stored one prints the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import msgspec
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import mechanism
@@ -28,7 +26,6 @@ from overlap_bench.harness.analysis.result import (
     SweepResult,
 )
 from overlap_bench.harness.analysis.words import (
-    conclusion,
     confidence,
     difference,
     floor,
@@ -39,8 +36,7 @@ from overlap_bench.harness.analysis.words import (
 from overlap_bench.harness.common.formatting import number, percent, with_unit
 from overlap_bench.harness.common.names import FIELDS
 from overlap_bench.harness.metrics import definitions, slices
-from overlap_bench.harness.report import findings
-from overlap_bench.harness.report.page import NUMBERS, PER_STEP, Page, Table, csv_text, tabulated
+from overlap_bench.harness.report.page import NUMBERS, PER_STEP, Table, csv_of, tabulated
 from overlap_bench.harness.stats import paired, planning
 from overlap_bench.harness.stats.nodes import LEVEL
 from overlap_bench.harness.store.changed import listed
@@ -54,26 +50,28 @@ CONVENTIONS = (
 CAUSES = 3  # of failed requests, in the table
 FAMILY = " Verdicts are at 5% over all comparisons of this run together (Holm); intervals are each by itself."
 BOTH = " Of runs without a change, at most 5% call one of the primary, and 5% one of the secondaries."
+MECHANISM = "What the engine counted: whether the change did what it claims to do."
+LIMIT = (
+    "In rounds. device_busy: share of the time in which programs ran on the device, copies not counted. "
+    "exposed_host_us: step interval − device time of that step: host work that overlap failed to hide, and "
+    "the device's own gap between two programs. round_step_ms_host and round_step_ms_device in the table "
+    "above split the change of the decode step into exposed host time and device time."
+)
 FLOOR = " Floor: what equal arms show on this machine (bench aa): a smaller change says nothing."
 
 
-def remarks(comparison: Comparison) -> Iterator[str]:
-    """What was compared in turns, which part of the step changed, and what a planted delay, or an arm against
-    itself, came to."""
-    if comparison.after is None:
-        return
-    yield from filter(None, (changed_code(comparison), overlaid(comparison)))
-    yield from filter(None, (in_turns(comparison), step_parts(comparison), planted(comparison)))
-    row = comparison.decided
-    if comparison.after == comparison.before and row is not None and row.sd is not None:
-        blocks, alpha, name = comparison.blocks, 1 - comparison.confidence, comparison.primary
-        smallest = paired.as_change(planning.smallest_detectable(row.sd, blocks, alpha=alpha), "ratio")
-        if row.floor is None:
-            said = f"A change of {name} by {smallest:.2%}"
-        else:
-            known = f"Noise floor of {name} over {blocks} trials: {floor(row)}"
-            said = f"{known}; a true change of {smallest:.2%}"
-        yield f"{said} would be detected in 4 of 5 such runs of {blocks} trials."
+def detectable(comparison: Comparison) -> str | None:
+    """The change that an arm against itself could have shown; None of different arms."""
+    row, blocks, name = comparison.decided, comparison.blocks, comparison.primary
+    if comparison.after != comparison.before or row is None or row.sd is None:
+        return None
+    found = planning.smallest_detectable(row.sd, blocks, alpha=1 - comparison.confidence)
+    smallest = paired.as_change(found, "ratio")
+    if row.floor is None:
+        said = f"A change of {name} by {smallest:.2%}"
+    else:
+        said = f"Noise floor of {name} over {blocks} trials: {floor(row)}; a true change of {smallest:.2%}"
+    return f"{said} would be detected in 4 of 5 such runs of {blocks} trials."
 
 
 def changed_code(comparison: Comparison) -> str | None:
@@ -99,12 +97,10 @@ def changed_code(comparison: Comparison) -> str | None:
 
 def overlaid(comparison: Comparison) -> str | None:
     """The files that no ref has and both arms ran; None where there are none."""
+    if comparison.after is None or not comparison.overlaid:
+        return None
     files = [f"{each.file} ({each.sha256[:10]})" for each in comparison.overlaid]
-    return (
-        f"Both arms have these files of the checkout, which no ref has: {', '.join(files)}."
-        if files
-        else None
-    )
+    return f"Both arms have these files of the checkout, which no ref has: {', '.join(files)}."
 
 
 def in_turns(comparison: Comparison) -> str | None:
@@ -161,9 +157,12 @@ def step_parts(comparison: Comparison) -> str | None:
     return None
 
 
-def outputs_line(outputs: Outputs) -> str:
+def outputs_line(comparison: Comparison) -> str | None:
     """Whether the arms gave the same tokens; and, apart from that, how many outputs there were to tell apart,
-    and whether these are too few."""
+    and whether these are too few. None of one arm alone."""
+    outputs = comparison.outputs
+    if comparison.after is None:
+        return None
     if not outputs.compared:
         return "Outputs: none could be compared."
     ties = f", {outputs.near_ties} of the others near-ties" if outputs.near_ties else ""
@@ -182,10 +181,10 @@ def weak_check(outputs: Outputs) -> list[str]:
 
 def planted(comparison: Comparison) -> str | None:
     """What became of a planted delay; None where none was."""
-    assert comparison.after is not None
-    place, size = comparison.after.options.get("plant_at"), mechanism.planted_share(comparison)
+    place = None if comparison.after is None else comparison.after.options.get("plant_at")
     if place is None:
         return None
+    size = mechanism.planted_share(comparison)
     if size is None:
         return f"Injected delay at the {place}: the engine counted none, so none can be seen."
     row = comparison.metrics[comparison.primary]
@@ -241,35 +240,19 @@ def flat(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def parts(comparison: Comparison) -> Iterator[Table]:
-    """The tables of a comparison, in the order in which they are read."""
-    yield metric_table(comparison)
-    if any(side.failed for side in comparison.failures.values()):
-        yield failures_table(comparison.failures)
-    if comparison.nodes is not None:
-        yield nodes_table(comparison.nodes, comparison.primary)
-    alone = comparison.after is None
-    if not alone:
-        yield _outputs_table(comparison.outputs)
-    yield from sides_table("Mechanism", comparison.mechanism, alone)
-    limit = {
-        name: Counter(before=each.before, after=each.after, unit=comparison.metrics[name].unit)
-        for name, each in comparison.limit.items()
-    }
-    predicted = comparison.prediction
-    yield from sides_table("Limit", limit, alone, "" if predicted is None else prediction_line(predicted))
-
-
-def nodes_table(nodes: Nodes, primary: str) -> Table:
+def nodes_table(comparison: Comparison) -> Table | None:
     """The primary on each node of a cluster, and whether they agree."""
+    nodes = comparison.nodes
+    if nodes is None:
+        return None
     columns: dict[str, Callable[[tuple[str, NodeRow]], str]] = {
         "node": lambda row: row[0] or "without a cluster",
         "trials": lambda row: str(row[1].blocks),
         "change": lambda row: difference(row[1]),
         "interval": lambda row: interval(row[1]),
     }
-    numbers = ("trials", "change")
-    return tabulated(f"{primary} by node", nodes.changes.items(), columns, agreement(nodes), numbers)
+    title, rows = f"{comparison.primary} by node", nodes.changes.items()
+    return tabulated(title, rows, columns, agreement(nodes), ("trials", "change"))
 
 
 def agreement(nodes: Nodes) -> str:
@@ -283,31 +266,18 @@ def agreement(nodes: Nodes) -> str:
     )
 
 
-def _outputs_table(outputs: Outputs) -> Table:
-    names = ["compared", "identical", "distinct"]
-    note = (
-        "identical: requests with the same tokens in both arms, by digest; "
-        "distinct: different outputs among the before arm's own requests, 1 where all asked for the same"
-    )
-    if outputs.near_ties is not None:
-        names.append("near_ties")
-        note += (
-            "; near_ties: requests that part where the model finds both tokens equally likely, up to rounding"
-        )
-    note = " ".join([f"{note}.", *weak_check(outputs)])
-    row = tuple(str(getattr(outputs, name)) for name in names)
-    return Table("Outputs", tuple(names), (row,), note, tuple(names))
-
-
-def failures_table(failures: Mapping[str, Failures]) -> Table:
-    """Requests that failed, by arm, with their first causes."""
+def failures_table(comparison: Comparison) -> Table | None:
+    """Requests that failed, by arm, with their first causes; None where none did."""
 
     def causes(side: Failures) -> str:
         said = [f"{count} × {' '.join(cause.split())}" for cause, count in side.causes.items()]
         more = [f"and {len(said) - CAUSES} other causes"] if len(said) > CAUSES else []
         return "; ".join(said[:CAUSES] + more)
 
-    rows = tuple((arm, str(side.failed), str(side.requests), causes(side)) for arm, side in failures.items())
+    arms = comparison.failures.items()
+    if not any(side.failed for _, side in arms):
+        return None
+    rows = tuple((arm, str(side.failed), str(side.requests), causes(side)) for arm, side in arms)
     note = "A request that failed is in no other metric; none was sent twice."
     return Table("Failed requests", ("", "failed", "of", "first causes"), rows, note, ("failed", "of"))
 
@@ -384,38 +354,45 @@ def chosen(comparison: Comparison) -> list[str]:
     return list(dict.fromkeys([comparison.primary, *judged, *chosen, *phases]))
 
 
-def sides_table(title: str, sides: Mapping[str, Counter], alone: bool, note: str = "") -> Iterator[Table]:
-    """Nothing where nothing was counted: a counter that stayed at zero says nothing."""
+def mechanism_table(comparison: Comparison) -> Table | None:
+    return sides_table("Mechanism", comparison.mechanism, comparison, about=MECHANISM)
+
+
+def limit_table(comparison: Comparison) -> Table | None:
+    """What the device and the host left unused, before and after, and what was predicted from it."""
+    predicted = comparison.prediction
+    note = "" if predicted is None else prediction_line(predicted)
+    return sides_table("Limit", limit(comparison), comparison, note, LIMIT)
+
+
+def limit(comparison: Comparison) -> dict[str, Counter]:
+    return {
+        name: Counter(before=each.before, after=each.after, unit=comparison.metrics[name].unit)
+        for name, each in comparison.limit.items()
+    }
+
+
+def sides_table(
+    title: str, sides: Mapping[str, Counter], comparison: Comparison, note: str = "", about: str = ""
+) -> Table | None:
+    """None where nothing was counted: a counter that stayed at zero says nothing."""
     rows = [(name, row) for name, row in sides.items() if row.before or row.after]
     columns: dict[str, Callable[[tuple[str, Counter]], str]] = {
         "": lambda row: row[0],
         "before": lambda row: number(row[1].before),
-        **({} if alone else {"after": lambda row: number(row[1].after)}),
+        "after": lambda row: number(row[1].after),
         "unit": lambda row: row[1].unit,
     }
-    if rows:
-        yield tabulated(title, rows, columns, note)
-
-
-def pages(result: Result) -> Iterator[Page]:
-    """One for each comparison."""
-    for each in result.comparisons:
-        said = filter(None, (*remarks(each), scatter(each)))
-        lines = (
-            *findings.leading(each),
-            changed_settings(each.before, each.after),
-            stopped(result),
-            *said,
-        )
-        warned = [following.text for following in findings.following(each.warnings)]
-        yield Page(conclusion(result.device, each), lines, tuple(parts(each)), warned)
+    if comparison.after is None:
+        del columns["after"]
+    return tabulated(title, rows, columns, note, about=about) if rows else None
 
 
 def to_csv(result: Result) -> str:
     """One line per metric, every one that was measured, unrounded."""
-    lines = [
-        (result.run, result.device, comparison.variant, name, *msgspec.structs.astuple(row))
+    rows = (
+        ((result.run, result.device, comparison.variant, name), row)
         for comparison in result.comparisons
         for name, row in comparison.metrics.items()
-    ]
-    return csv_text(("run", "device", "variant", "metric", *MetricRow.__struct_fields__), lines)
+    )
+    return csv_of(("run", "device", "variant", "metric"), MetricRow, rows)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from overlap_bench.harness.common.formatting import number, percent
-from overlap_bench.harness.report.page import Page, Table, csv_text
+from overlap_bench.harness.report.page import Page, Table, csv_of
 from overlap_bench.harness.report.trace_summary import gap_table, shortened, summary
 from overlap_bench.harness.trace.result import Brief, PartResult, RowResult, Source, TraceResult, Value
 
@@ -76,29 +74,19 @@ def _cell(measure: str, value: float | None) -> str:
     return f"{value:,.0f}" if measure == "count" else f"{value:.1%}"
 
 
-def page(result: TraceResult) -> Page:
-    """A summary, and all tables behind it."""
-    tables = (summary(result), *parts(result), gap_table(result))
-    return Page(headline(result), (), tables, result.warnings)
-
-
-def brief_to_csv(brief: Brief) -> str:
-    """A table for each part of the whole, as `to_csv` writes it."""
-    return to_csv(brief.whole)
-
-
-def brief_page(brief: Brief) -> Page:
-    result = brief.whole
-    return Page(headline(result), (), (summary(result),), result.warnings)
+def page(found: TraceResult | Brief) -> Page:
+    """A summary, and all tables behind it, unless that is enough."""
+    if isinstance(found, Brief):
+        return Page(headline(found.whole), (), (summary(found.whole),), found.whole.warnings)
+    return Page(headline(found), (), (summary(found), *parts(found), gap_table(found)), found.warnings)
 
 
 def to_csv(result: TraceResult) -> str:
     """One line per value, every one of them, unrounded."""
-    columns = Value.__struct_fields__
-    lines = [
-        (name, " / ".join(row.key), measure, *msgspec.structs.astuple(value))
+    rows = (
+        ((name, " / ".join(row.key), measure), value)
         for name, part in result.parts.items()
         for row in part.rows
         for measure, value in row.values.items()
-    ]
-    return csv_text(("part", "key", "measure", *columns), lines)
+    )
+    return csv_of(("part", "key", "measure"), Value, rows)

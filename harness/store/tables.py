@@ -64,6 +64,8 @@ def write_values(folder: Path, values: pd.DataFrame) -> None:
 
 def read_values(folder: Path, arms: Collection[str]) -> pd.DataFrame:
     """What `write_values` wrote, of these arms. Raises StoreError."""
+    import pandas as pd
+
     path = folder / VALUES_FILE
     found = _from_parquet(path)
     if not len(found) or set(found) != {"block", "arm", "metric", "value"} or _strange(found, ()):
@@ -74,7 +76,9 @@ def read_values(folder: Path, arms: Collection[str]) -> pd.DataFrame:
     whole = measured == set(product(set(rows["block"]), arms)) and len(measured) == len(rows)
     if not whole or not all(each.equals(rows) for each in others):
         raise StoreError(f"{path} was edited: it does not have one value of each arm in each trial")
-    return rows.assign(**{metric: each["value"].to_numpy() for metric, each in columns.items()})
+    # In one piece: pandas warns of a frame to which a hundred columns were added one by one.
+    values = pd.DataFrame({metric: each["value"].to_numpy() for metric, each in columns.items()})
+    return pd.concat([rows, values], axis=1)
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:

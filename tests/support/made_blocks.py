@@ -153,9 +153,11 @@ def warned(found: Comparison | Explained | FactorialResult) -> list[str]:
     return [each.text for each in found.warnings]
 
 
-def shown(found: formats.Found, width: int) -> str:
+def shown(found: formats.Found, width: int, whole: bool = True) -> str:
     text = io.StringIO()
-    Console(file=text, width=width, force_terminal=False).print(*formats.to_terminal(found, width), sep="\n")
+    Console(file=text, width=width, force_terminal=False).print(
+        *formats.to_terminal(found, width, whole), sep="\n"
+    )
     return text.getvalue()
 
 

@@ -19,13 +19,10 @@ def bisection(found: Bisected, width: float = style.WIDTH) -> Figure:
     with style.drawing():
         made, (above, below) = style.panels(width, HEIGHTS, beside=False, around=AROUND)
         look = style.ARMS["after"]
-        measured = [(place, each) for place, each in enumerate(found.commits, 1) if each.change is not None]
-        for place, each in measured:
-            assert each.change is not None
-            spread = None
-            if each.ci_low is not None and each.ci_high is not None:
-                spread = [[100 * (each.change - each.ci_low)], [100 * (each.ci_high - each.change)]]
-            above.errorbar(place, 100 * each.change, spread, color=look.colour, marker=look.marker, capsize=2)
+        seen = {"color": look.colour, "marker": look.marker, "capsize": 2}
+        for place, each in enumerate(found.commits, 1):
+            if each.change is not None:
+                above.errorbar(place, 100 * each.change, style.spread(each), **seen)
         above.plot(0, 0, look.marker, color=look.colour)
         places = {each.commit: place for place, each in enumerate(found.commits, 1)}
         level, xs, ys = 0.0, [0.0], [0.0]

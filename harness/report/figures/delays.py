@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from overlap_bench.harness.analysis.sensitivity import Phase, Sensitivity
 from overlap_bench.harness.report.figures import style
-from overlap_bench.harness.report.figures.given import check_sensitivity
+from overlap_bench.harness.report.figures.given import check
 
 HEIGHT = 3.4  # inches
 
@@ -14,7 +14,7 @@ HEIGHT = 3.4  # inches
 def sensitivity(found: Sensitivity, width: float = style.WIDTH) -> Figure:
     """What a step takes longer, us, against what each of its phases was delayed by: points as measured, with
     the line that was fitted. On the grey line every microsecond is felt; what lies below is hidden."""
-    check_sensitivity(found)
+    check(found, Sensitivity)
     looks = style.looks([each.phase for each in found.phases])
     with style.drawing():
         made, axes = style.figure(width, HEIGHT)

@@ -12,7 +12,7 @@ from overlap_bench.harness.analysis.words import confidence, interval
 from overlap_bench.harness.common.formatting import blocks_of, percent
 from overlap_bench.harness.report.factorial_tables import taken_for_none
 from overlap_bench.harness.report.figures import style
-from overlap_bench.harness.report.figures.given import check_run
+from overlap_bench.harness.report.figures.given import check
 from overlap_bench.harness.stats.contrasts import label
 
 ROW, APART = 0.62, 0.24  # inches of a row; of it, how far apart its marks stand
@@ -40,7 +40,7 @@ def effects(run: Run, metric: str | None = None, width: float = style.WIDTH) -> 
     """Main effects in their three companies (COMPANY), interactions, and all toggles together, on one metric
     of a factorial (None: the primary): change in percent with its interval, and the margin. Filled
     marks carry a verdict; a * stands at effects aliased, by settings left out, with others taken for none."""
-    check_run(run)
+    check(run, Run)
     result = run.result
     if result.factorial is None:
         raise api.BadSetting(f"{run.folder} is not a factorial, so it has no effects")

@@ -17,7 +17,7 @@ from overlap_bench.harness.common.names import of_today
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.settings import spelled
 from overlap_bench.harness.report.figures import style
-from overlap_bench.harness.report.figures.given import check_sweep
+from overlap_bench.harness.report.figures.given import check
 from overlap_bench.harness.stats import verdicts
 
 BESIDE = 3  # panels in a row, at most
@@ -37,7 +37,7 @@ class Series:
 def series(sweep: Sweep, axis: str | None = None) -> tuple[str, list[Series]]:
     """The axis (None: the first whose values are numbers) and the points along it. Raises BadSetting where
     there is none."""
-    check_sweep(sweep)
+    check(sweep, Sweep)
     result = sweep.result
     numbers = _axes_of_numbers(result)
     if not numbers:

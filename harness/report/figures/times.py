@@ -19,7 +19,7 @@ from overlap_bench.harness.common import formatting
 from overlap_bench.harness.metrics import definitions, requests
 from overlap_bench.harness.metrics.arrays import Floats
 from overlap_bench.harness.report.figures import style
-from overlap_bench.harness.report.figures.given import check_run, comparison_of
+from overlap_bench.harness.report.figures.given import check, comparison_of
 
 POINTS = 400  # drawn of each curve; every one is a sample
 MARKED = (50, 95, 99)
@@ -43,7 +43,7 @@ def latency_cdfs(run: Run, width: float = style.WIDTH) -> Figure:
     """Empirical distributions of TTFT, TPOT and ITL: the share of requests (of gaps, for ITL) at or below a
     latency, all trials and rounds pooled. ITL is by token where the engine says when it had each, else by
     chunk. Pooled requests are not independent: nothing can be tested by the eye here."""
-    check_run(run)
+    check(run, Run)
     served = run.requests[run.requests.error == ""]
     samples = {arm: requests.distributions(served[served["arm"] == arm]) for arm in run.arms}
     itl = "itl_token_ms" if all(each["itl_token_ms"].size for each in samples.values()) else "itl_chunk_ms"
@@ -93,7 +93,7 @@ def itl_over_time(run: Run, width: float = style.WIDTH) -> Figure:
     """Median and p95 of the gaps between the tokens of each round (in the engine, token by token), rounds in
     the order measured. A line joins the rounds of one boot; shades tell trials apart. The axes do not start
     at zero: what matters here is what moves."""
-    check_run(run)
+    check(run, Run)
     rounds = _levels(run)
     with style.drawing():
         made, axes = style.panels(width, (1.9, 1.7), beside=False)

@@ -12,7 +12,7 @@ import overlap_bench
 from overlap_bench.harness.analysis.plain import from_plain, to_plain
 from overlap_bench.harness.analysis.result import Comparison, Counter, MetricRow, Result
 from overlap_bench.harness.analysis.warnings import Severity, Told
-from overlap_bench.harness.report import brief, formats
+from overlap_bench.harness.report import formats, sections
 from overlap_bench.harness.report.page import Page
 from tests.support import made_blocks
 from tests.support.made_runs import factorial_found
@@ -41,7 +41,7 @@ def test_readme_shows_what_the_code_says_of_the_run_it_names() -> None:
 def page_of(**changes: Any) -> Page:
     found = made_blocks.result()
     comparison: Comparison = replace(found.comparisons[0], **changes)
-    (page,) = brief.pages(replace(found, comparisons=[comparison]))
+    (page,) = sections.pages(replace(found, comparisons=[comparison]), whole=False)
     return page
 
 
@@ -85,7 +85,7 @@ def test_warnings_that_do_something_to_the_verdict_stand_below_it_and_the_others
 def test_of_warnings_that_were_stored_as_texts_none_is_hidden() -> None:
     found = made_blocks.result()
     many = replace(found, comparisons=[replace(found.comparisons[0], warnings=MANY)])
-    (page,) = brief.pages(from_plain(to_plain(many), Result))
+    (page,) = sections.pages(from_plain(to_plain(many), Result), whole=False)
     assert page.warnings == [each.text for each in MANY]
 
 
@@ -93,7 +93,7 @@ def test_an_undecided_run_says_the_way_out_first_and_then_what_it_found_all_the_
     counters = {"copies": Counter(before=6.0, after=0.0, unit="per step")}
     found = made_blocks.result(1.0, noise=0.05)
     undecided = replace(found.comparisons[0], mechanism=counters)
-    (page,) = brief.pages(replace(found, comparisons=[undecided]))
+    (page,) = sections.pages(replace(found, comparisons=[undecided]), whole=False)
     assert page.lines[0].startswith(
         "Undecided: these trials scatter too much to show a change of 1%; a fresh run of"
     )
@@ -114,7 +114,8 @@ def test_phases_by_turns_stand_in_the_place_of_those_in_rounds() -> None:
         "decode_phase_output_us": small,
         "decode_phase_append_us": row,
     }
-    (page,) = brief.pages(replace(found, comparisons=[replace(only, metrics={**only.metrics, **phases})]))
+    with_phases = replace(only, metrics={**only.metrics, **phases})
+    page = sections.page(found, with_phases, whole=False)
     assert page.lines[1].startswith("Descriptive, in turns, no verdict: decode_phase_append_us −10.0%")
     assert " phase_append_us " not in page.lines[1]
     assert page.lines[1].index("append") < page.lines[1].index("output")  # by what a step has of it

@@ -16,7 +16,7 @@ import pytest
 import overlap_bench
 from overlap_bench.harness.analysis import words
 from overlap_bench.harness.analysis.frames import Run
-from overlap_bench.harness.report import html, tables
+from overlap_bench.harness.report import html, sections, tables
 from overlap_bench.harness.store.tables import table_path
 from tests.support.in_process import bench
 from tests.support.made_blocks import manifest
@@ -114,11 +114,10 @@ def test_the_parts_come_in_the_order_in_which_they_are_read(page: str) -> None:
 def test_every_cell_is_a_cell_of_the_commands_tables(run: Run, page: str) -> None:
     (comparison,) = run.result.comparisons
     cells = texts(Page(page), "td")
-    for table in (*tables.parts(comparison), tables.metric_table(comparison, every=True)):
-        if table.title != "Outputs":  # a sentence, there
-            assert {cell for row in table.rows for cell in row[1:] if cell} <= set(cells)
-    outputs = comparison.outputs
-    assert any(f"{outputs.identical} of {outputs.compared}" in text for text in texts(Page(page), "p"))
+    printed = sections.page(run.result, comparison)
+    for table in (*printed.tables, tables.metric_table(comparison, every=True)):
+        assert {cell for row in table.rows for cell in row[1:] if cell} <= set(cells)
+    assert set(printed.lines) <= set(texts(Page(page), "p"))
     # What a variant is said to be today is no part of a stored run. A figure's path may hold any digits.
     assert not any("4790" in text for text in (*cells, *texts(Page(page), "p")))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import warnings
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,8 +46,10 @@ from overlap_bench.harness.store.tables import (
     finished_blocks,
     read_block,
     read_table,
+    read_values,
     table_path,
     write_block,
+    write_values,
 )
 from overlap_bench.harness.workload import prompts
 from overlap_bench.harness.workload.workload import Workload
@@ -399,3 +402,14 @@ def test_a_run_that_its_first_boots_sized_is_gone_on_with_as_it_was_asked_for() 
     check_resume(changed(design=sized), changed(design=sized))
     with pytest.raises(StoreError, match="interleaved_rounds"):
         check_resume(changed(design=sized), changed(design=msgspec.structs.replace(asked, aim_s=None)))
+
+
+def test_values_of_many_metrics_come_back_as_they_were_without_a_warning(tmp_path: Path) -> None:
+    keys = pd.DataFrame({"block": [0, 0, 1, 1], "arm": ["before", "after"] * 2})
+    made = pd.DataFrame({f"metric_{number}": np.arange(4.0) + number for number in range(150)})
+    written = pd.concat([keys, made], axis=1)
+    write_values(tmp_path, written)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = read_values(tmp_path, ["before", "after"])
+    pd.testing.assert_frame_equal(found, written)

@@ -57,7 +57,7 @@ def compared(folder: Path, of_profile: bool = False) -> TraceResult:
 
 
 def test_two_traces_begin_with_ten_lines_that_lead_with_what_changed_most(tmp_path: Path) -> None:
-    page = trace_tables.brief_page(Brief(compared(tmp_path)))
+    page = trace_tables.page(Brief(compared(tmp_path)))
     (table,) = page.tables
     assert table.title == "What changed most, us per step, of 34 and 30 steps"
     assert len(table.rows) <= 10
@@ -69,7 +69,7 @@ def test_two_traces_begin_with_ten_lines_that_lead_with_what_changed_most(tmp_pa
 
 def test_a_profile_begins_with_the_phases_of_its_steps_too_and_other_traces_do_not(tmp_path: Path) -> None:
     def first(of_profile: bool) -> set[str]:
-        (table,) = trace_tables.brief_page(Brief(compared(tmp_path, of_profile))).tables
+        (table,) = trace_tables.page(Brief(compared(tmp_path, of_profile))).tables
         return {row[0] for row in table.rows}
 
     ranges = {"ProfilerStep#N", "aten::zero_"}
