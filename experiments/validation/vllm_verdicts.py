@@ -22,9 +22,9 @@ from experiments.common.command_line import parser
 from experiments.common.record import write_result
 from overlap_bench.engines import api
 from overlap_bench.harness.cli.progress import on_stderr
+from overlap_bench.harness.common.intervals import Floats
 from overlap_bench.harness.common.machine import guess_device
 from overlap_bench.harness.metrics import slices
-from overlap_bench.harness.metrics.arrays import Floats
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_design

@@ -9,9 +9,8 @@ import msgspec
 
 from overlap_bench.harness.analysis.decision import Verdict
 from overlap_bench.harness.analysis.warnings import Warning
-from overlap_bench.harness.plan.design import Factor, LeftOut, Ref
-from overlap_bench.harness.plan.patch import Patch
-from overlap_bench.harness.store.changed import ChangedCode, Overlaid
+from overlap_bench.harness.plan.design import Factor, LeftOut, Patch, Ref
+from overlap_bench.harness.store.manifest import ChangedCode, Overlaid
 
 GateVerdict = Literal["pass", "fail", "undecided"]
 TAG = "struct"  # tells the structs of a union apart; JSON has it not, they have no field in common

@@ -7,14 +7,16 @@ change, and a fresh run would confirm what an earlier one owed to its order.
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from itertools import combinations
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from overlap_bench.engines import api
-from overlap_bench.harness.plan.patch import Patch
 from overlap_bench.harness.stats.stopping import ALPHA, Until
 from overlap_bench.harness.workload.workload import Workload
 
@@ -22,6 +24,10 @@ MAX_SECONDARIES = 5
 MARGIN = 0.01  # unless another is asked for
 MOST = 10_000  # blocks, or rounds of a boot: weeks
 SHARE = {"share": True}  # an option that is typed as 1% or 0.01
+COMPILED = (  # files that a build makes code of
+    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hip", ".hpp", ".inl", ".pyx", ".rs"),
+    *("CMakeLists.txt", ".cmake", "setup.py"),
+)
 
 
 class Ref(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +36,32 @@ class Ref(msgspec.Struct, frozen=True, kw_only=True):
     repository: str  # its folder
     name: str  # as it was asked for: "origin/main"
     commit: str
+
+
+class Patch(msgspec.Struct, frozen=True, kw_only=True):
+    """A diff as it was given."""
+
+    file: str  # that it was read from
+    text: str
+    strip: int  # leading folders of its paths that are none of the package's
+    files: tuple[str, ...]  # of the package, that it changes: "vllm/v1/core/block_pool.py", "a_module.py"
+    left_out: tuple[str, ...] = ()  # that it changes, too, and that are not installed, such as tests
+
+    @property
+    def not_built(self) -> list[str]:
+        """What it changes of code that a build compiles, which a copy of the package does not have."""
+        return [each for each in self.left_out if each.endswith(COMPILED)]
+
+    @property
+    def packages(self) -> list[str]:
+        """The top-level packages and modules of its files."""
+        return list(dict.fromkeys(map(package_of, self.files)))
+
+
+def package_of(file: str) -> str:
+    """The top-level package that a file is in, or the module that it is; "" where it is neither."""
+    first, inside, _ = file.partition("/")
+    return first if inside else first.removesuffix(".py") if first.endswith(".py") else ""
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,3 +303,17 @@ def of_one_model(design: Design) -> list[str]:
         for arm in design.arms
         if (arm.options.model, arm.options.dtype) == (first.model, first.dtype)
     ]
+
+
+def started_by(python: str | None, toggles: Mapping[str, str]) -> tuple[str | None, str]:
+    """The interpreter that runs an engine, and the package: of a server, those of its command."""
+    if "cmd" not in toggles:
+        return python, ""
+    words = [*shlex.split(toggles["cmd"])]
+    while words and (words[0] == "env" or "=" in words[0]):
+        words.pop(0)
+    if not words:
+        return None, ""
+    if "-m" in words[1:-1] and "python" in Path(words[0]).name:
+        return words[0], words[words.index("-m") + 1].partition(".")[0]
+    return words[0], Path(words[0]).name.replace("-", "_")

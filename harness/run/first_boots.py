@@ -12,12 +12,11 @@ import msgspec
 import pandas as pd
 
 from overlap_bench.engines import api
-from overlap_bench.harness.common import differences
+from overlap_bench.harness.common.names import difference
 from overlap_bench.harness.metrics.requests import mean_decoding
 from overlap_bench.harness.metrics.steps import decode_intervals
-from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.plan.design import Design, started_by
 from overlap_bench.harness.plan.orders import round_seed
-from overlap_bench.harness.plan.patch import started_by
 from overlap_bench.harness.run import trial
 from overlap_bench.harness.run.events import (
     BlockBegun,
@@ -150,7 +149,7 @@ def described(manifest: Manifest, booted: Mapping[str, Booted]) -> Manifest:
             "container; --interleaved-rounds 0 compares by rounds"
         )
     for name, old in manifest.descriptions.items():
-        if name in found and (other := differences.difference(_identity(old), _identity(found[name]))):
+        if name in found and (other := difference(_identity(old), _identity(found[name]))):
             raise StoreError(
                 f"{manifest.run} began with another engine in {name}: {other}; a run is of one engine on one "
                 "kind of device, so start a fresh one"

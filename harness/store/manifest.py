@@ -11,12 +11,11 @@ import msgspec
 
 from overlap_bench.engines import api
 from overlap_bench.harness.common import machine
-from overlap_bench.harness.common.differences import difference
 from overlap_bench.harness.common.machine import Code, Machine
+from overlap_bench.harness.common.names import difference
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.orders import orders
 from overlap_bench.harness.store import trust
-from overlap_bench.harness.store.changed import ChangedCode, Overlaid
 from overlap_bench.harness.store.files import (
     BISECTION_FILE,
     EVALUATION_FILE,
@@ -33,6 +32,47 @@ from overlap_bench.harness.store.tables import TABLES
 from overlap_bench.harness.workload.arrivals import ARRIVALS
 from overlap_bench.harness.workload.prompts import ENGLISH, english_digest
 from overlap_bench.harness.workload.workload import Workload
+
+SHOWN = 3  # names of a kind, in a line
+
+
+class Overlaid(msgspec.Struct, frozen=True, kw_only=True):
+    """A compiled or generated file that no ref has, laid over the tree of each."""
+
+    file: str  # in the repository
+    sha256: str
+
+
+class ChangedCode(msgspec.Struct, frozen=True, kw_only=True):
+    """The Python code that differs, as "vllm/v1/core/block_pool.py: BlockPool.touch", by when it ran.
+    `other`: files that differ and are no Python, `used` those of them that were loaded or opened."""
+
+    packages: list[str] = []  # that were compared; none: the trees of two refs
+    functions: int  # that differ
+    in_rounds: list[str]
+    at_boot: list[str]  # and not in a round
+    never: list[str]
+    unseen: list[str]  # compiled, and so run without Python
+    other: list[str]
+    used: list[str]
+    besides: list[str] = []  # other packages that both arms loaded, in two versions
+    unwatched: str = ""  # processes that could not be seen, in words
+    counts: bool = True  # whether what differs ran, or may have: else there is nothing to judge
+
+    @property
+    def never_ran(self) -> str:
+        """Why there is nothing to judge, in words."""
+        what = f"none of the {self.functions} functions that differ ran in a round"
+        if self.functions < 2:
+            what = "the code that differs ran in no round"
+        booted = f"; ran only as the engine booted: {listed(self.at_boot)}" if self.at_boot else ""
+        return f"{what}: {listed(self.never)}{booted}"
+
+
+def listed(names: list[str], most: int = SHOWN) -> str:
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
 
 NOT_RECORDED = "not recorded"  # of an imported run: what its file does not say
 

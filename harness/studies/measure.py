@@ -20,7 +20,7 @@ from overlap_bench.harness.analysis.plain import to_stored
 from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.analysis.rule import enough
 from overlap_bench.harness.analysis.values import block_seconds, block_values
-from overlap_bench.harness.common.differences import difference
+from overlap_bench.harness.common.names import difference
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.checks import check_metrics
 from overlap_bench.harness.plan.design import Design

@@ -20,7 +20,7 @@ from overlap_bench.harness.analysis import bisection as analysis
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.run.events import Booting, Foreseen
 from overlap_bench.harness.store.bisection import BAD, GOOD, Bisection
-from overlap_bench.harness.store.changed import ChangedCode
+from overlap_bench.harness.store.manifest import ChangedCode
 from overlap_bench.harness.store.tables import COLUMNS, whole
 from overlap_bench.harness.studies import bisect as study
 from tests.support.made_blocks import described

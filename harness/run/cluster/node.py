@@ -11,8 +11,8 @@ import msgspec
 
 from overlap_bench.engines import api
 from overlap_bench.harness.common import machine
-from overlap_bench.harness.common.differences import difference
 from overlap_bench.harness.common.machine import Machine
+from overlap_bench.harness.common.names import difference
 from overlap_bench.harness.metrics.block import Values, of_block
 from overlap_bench.harness.run import first_boots, trial
 from overlap_bench.harness.run.events import Event, Said

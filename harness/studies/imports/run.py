@@ -17,7 +17,7 @@ from overlap_bench.harness.analysis import comparison
 from overlap_bench.harness.analysis.plain import to_stored
 from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.analysis.values import block_values, measured
-from overlap_bench.harness.common import differences
+from overlap_bench.harness.common import names
 from overlap_bench.harness.common.machine import Code, Machine
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.definitions import TOLD
@@ -106,7 +106,7 @@ def _check_alike(first: ToolResult, other: ToolResult, name: str, file: str) -> 
         ("models", first.model, other.model),
         ("workloads", dict(first.asked), dict(other.asked)),
     ):
-        found = differences.difference(old, new)
+        found = names.difference(old, new)
         if found:
             raise api.BadSetting(
                 f"{name} and {file} are not trials of one arm: their {what} differ: {found.strip()}"

@@ -15,7 +15,7 @@ from overlap_bench.harness.analysis.result import Counter, Outputs
 from overlap_bench.harness.analysis.values import block_values
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.report import formats
-from overlap_bench.harness.store.changed import ChangedCode, Overlaid
+from overlap_bench.harness.store.manifest import ChangedCode, Overlaid
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.made_blocks import (
     block,
