@@ -34,10 +34,9 @@ from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.stats import paired
 from overlap_bench.harness.stats.stopping import ALPHA
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION, StoreError
 from overlap_bench.harness.store.manifest import NOT_RECORDED, Manifest, check_whole
-from overlap_bench.harness.store.tables import TABLES, finished_blocks
+from overlap_bench.harness.store.tables import TABLES, Block, finished_blocks
 from overlap_bench.harness.workload.prompts import ENGLISH
 
 SIDES = ("before", "after")

@@ -27,7 +27,6 @@ from overlap_bench.harness.analysis.result import (
     Settings,
     Sides,
 )
-from overlap_bench.harness.analysis.rule import reason_to_stop
 from overlap_bench.harness.analysis.values import (
     THROUGHPUTS,
     block_seconds,
@@ -38,6 +37,7 @@ from overlap_bench.harness.analysis.values import (
     lacking,
     measured,
     offered_load,
+    reason_to_stop,
     sides,
 )
 from overlap_bench.harness.analysis.warnings import Warning, ranked
@@ -47,9 +47,9 @@ from overlap_bench.harness.metrics.block import Values, values_between
 from overlap_bench.harness.plan.design import Arm, Design, Factorial
 from overlap_bench.harness.stats import paired, verdicts
 from overlap_bench.harness.stats.stopping import ALPHA
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.manifest import Manifest
+from overlap_bench.harness.store.tables import Block
 
 LIMITS = ("device_busy", "exposed_host_us")
 

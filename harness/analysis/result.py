@@ -201,6 +201,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[Warning]
 
     @property
+    def toggled(self) -> tuple[str, dict[str, str], dict[str, str]]:
+        """The engine, and the toggles of both arms; those of the first one twice where there is no other, or
+        it differs in more than its toggles."""
+        before, after = self.before, self.after
+        alike = after is not None and msgspec.structs.replace(before, toggles=after.toggles) == after
+        return before.engine, before.toggles, after.toggles if after and alike else before.toggles
+
+    @property
     def decided(self) -> MetricRow | None:
         """The primary's row; None where it was not measured."""
         return self.metrics.get(self.primary)

@@ -88,7 +88,7 @@ class Simulated:
             here.setattr(study.trial, "measure", self._one_block)
             here.setattr(analysis, "block_values", _values)
             if self.kills:  # who is killed tidies nothing up
-                here.setattr(study.folders, "discard", lambda folder: None)
+                here.setattr(study, "discard", lambda folder: None)
             here.setattr(study, "write_block", self._between(study.write_block))
             here.setattr(study.store, "write", self._between(study.store.write))
             return study.measure(folder, stored, minutes, self.said.append)

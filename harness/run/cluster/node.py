@@ -18,9 +18,8 @@ from overlap_bench.harness.run import first_boots, trial
 from overlap_bench.harness.run.events import Event, Said
 from overlap_bench.harness.run.hosts import spec_of
 from overlap_bench.harness.run.session import Session, checked_out
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.manifest import Manifest, check_same_data
-from overlap_bench.harness.store.tables import packed
+from overlap_bench.harness.store.tables import Block, packed
 
 if TYPE_CHECKING:
     import pandas as pd

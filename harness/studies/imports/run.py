@@ -24,10 +24,16 @@ from overlap_bench.harness.metrics.definitions import TOLD
 from overlap_bench.harness.metrics.requests import request_times
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.store import tables
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION, digest, write_summary
-from overlap_bench.harness.store.folders import create, discard
-from overlap_bench.harness.store.manifest import NOT_RECORDED, Imported, Manifest, write_manifest
+from overlap_bench.harness.store.manifest import (
+    NOT_RECORDED,
+    Imported,
+    Manifest,
+    create,
+    discard,
+    write_manifest,
+)
+from overlap_bench.harness.store.tables import Block
 from overlap_bench.harness.studies.imports import files
 from overlap_bench.harness.studies.imports.result import NO_LIMITS, NOT_TOLD, Sent, ToolResult, ns
 from overlap_bench.harness.workload.workload import Workload

@@ -29,12 +29,13 @@ from overlap_bench.harness.store.files import (
     prepare,
     write_summary,
 )
-from overlap_bench.harness.store.folders import create, discard_if_empty
 from overlap_bench.harness.store.manifest import (
     Manifest,
     check_resume,
     check_same_data,
+    create,
     described_here,
+    discard_if_empty,
     read_manifest,
     without_places,
     write_manifest,
