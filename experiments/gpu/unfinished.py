@@ -22,8 +22,8 @@ from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.cli import printing
 from overlap_bench.harness.cli.printing import Format
 from overlap_bench.harness.store import tables
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.manifest import read_manifest
+from overlap_bench.harness.store.tables import Block
 
 
 def described(folder: Path) -> Result | None:

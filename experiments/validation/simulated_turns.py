@@ -25,8 +25,8 @@ from experiments.common.record import write_result
 from experiments.common.repeated_runs import earlier
 from experiments.validation import recorded_turns
 from experiments.validation.sliced_aa import LOOPS
+from overlap_bench.harness.common.intervals import Floats
 from overlap_bench.harness.metrics import slices
-from overlap_bench.harness.metrics.arrays import Floats
 from overlap_bench.harness.plan.design import MARGIN
 from overlap_bench.harness.stats import paired, verdicts
 

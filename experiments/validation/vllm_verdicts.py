@@ -22,9 +22,9 @@ from experiments.common.command_line import parser
 from experiments.common.record import write_result
 from overlap_bench.engines import api
 from overlap_bench.harness.cli.progress import on_stderr
+from overlap_bench.harness.common.intervals import Floats
 from overlap_bench.harness.common.machine import guess_device
 from overlap_bench.harness.metrics import slices
-from overlap_bench.harness.metrics.arrays import Floats
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_design
@@ -32,7 +32,7 @@ from overlap_bench.harness.plan.variants import load_variants
 from overlap_bench.harness.stats import paired
 from overlap_bench.harness.stats.verdicts import detected
 from overlap_bench.harness.store import tables
-from overlap_bench.harness.store.manifest import read_manifest
+from overlap_bench.harness.store.manifest import fresh, read_manifest, stored
 from overlap_bench.harness.studies import measure
 
 PLANTED_NS = 96_000  # about 1% of a step here; what share it was is taken from what was measured
@@ -120,10 +120,10 @@ def main() -> None:
     given = asked.parse_args()
     folder = next(iter(given.folder.glob("*/manifest.json")), given.folder).parent
     if folder == given.folder.parent:
-        measure.measure(measure.fresh(design(given.python, given.blocks), given.folder), on_stderr)
+        measure.measure(fresh(design(given.python, given.blocks), given.folder), on_stderr)
         folder = next(given.folder.glob("*/manifest.json")).parent
     elif len(tables.finished_blocks(folder)) < min(given.blocks, read_manifest(folder).design.blocks):
-        measure.measure(measure.stored(folder, None, lambda *stored: True), on_stderr)
+        measure.measure(stored(folder, None, lambda *stored: True), on_stderr)
     blocks = [block(folder, number) for number in tables.finished_blocks(folder)[: given.blocks]]
     runs = [
         blocks[at : at + BLOCKS_OF_RUN] for at in range(0, len(blocks) - BLOCKS_OF_RUN + 1, BLOCKS_OF_RUN)

@@ -29,15 +29,14 @@ from overlap_bench.harness.analysis.result import (
 from overlap_bench.harness.analysis.stored import check_two, finished, read_block, readable, result
 from overlap_bench.harness.analysis.values import scale_of, series
 from overlap_bench.harness.analysis.warnings import Severity, Warning, ranked
-from overlap_bench.harness.common import differences
-from overlap_bench.harness.metrics import boot, definitions
+from overlap_bench.harness.common.names import difference
+from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.stats import paired
 from overlap_bench.harness.stats.stopping import ALPHA
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION, StoreError
 from overlap_bench.harness.store.manifest import NOT_RECORDED, Manifest, check_whole
-from overlap_bench.harness.store.tables import TABLES, finished_blocks
+from overlap_bench.harness.store.tables import TABLES, Block, finished_blocks
 from overlap_bench.harness.workload.prompts import ENGLISH
 
 SIDES = ("before", "after")
@@ -146,7 +145,7 @@ def check_comparable(left: Side, right: Side) -> None:
         ("workload", _asked(left), _asked(right) if same_words else _asked(left)),
         ("workload's data", _data(left, right), _data(right, left)),
     ):
-        found = "" if NOT_RECORDED in (old, new) else differences.difference(old, new)
+        found = "" if NOT_RECORDED in (old, new) else difference(old, new)
         if found:
             raise api.BadSetting(
                 f"{left.label} and {right.label} can't be compared: their {what} differs: {found.strip()}"
@@ -277,7 +276,7 @@ def _in_place_of(primary: str, shared: str, sides: Mapping[str, Side], told: Ser
     if primary in definitions.BETWEEN_ARMS:
         why = "it needs both arms in one trial"
     elif primary == "goodput_req_s" and before != after:
-        why = f"the --goodput limits differ, {differences.difference(before, after)}"
+        why = f"the --goodput limits differ, {difference(before, after)}"
     else:
         lacking = [side.label for name, side in sides.items() if name not in told.get(primary, {})]
         why = f"it has no value in some trial of {' and '.join(lacking)}"
@@ -317,13 +316,15 @@ def _values(read: Mapping[str, Sequence[Block]], goodput: Mapping[str, float]) -
     blocks. No metrics.MATCHED: they take two arms of one block."""
     import pandas as pd
 
-    def of_boot(block: Block) -> dict[str, float]:
+    from overlap_bench.harness.metrics.block import of_boot
+
+    def values_of(block: Block) -> dict[str, float]:
         requests, steps, rounds, work = (
             block.tables.get(name, pd.DataFrame()) for name in ("requests", "steps", "rounds", "work")
         )
-        return boot.of_boot(requests, steps, rounds, work, goodput)
+        return of_boot(requests, steps, rounds, work, goodput)
 
-    per_arm = {side: list(map(of_boot, blocks)) for side, blocks in read.items()}
+    per_arm = {side: list(map(values_of, blocks)) for side, blocks in read.items()}
     return series(per_arm, definitions.METRICS)
 
 
@@ -344,7 +345,7 @@ def _warnings(left: Side, right: Side) -> list[Warning]:
         ("commit", msgspec.to_builtins(one.code), msgspec.to_builtins(other.code)),
         ("versions", one.versions, other.versions),
     ):
-        if differing := differences.difference(old, new):
+        if differing := difference(old, new):
             severity = Severity.QUALIFIES if what == "machine" else Severity.DESCRIBES
             found.append(across_warnings.Different(what, differing, weight=severity))
     if one.design.seed != other.design.seed:

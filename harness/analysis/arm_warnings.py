@@ -11,13 +11,12 @@ import numpy as np
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.run_warnings import WIDER, BlockSeries, Measured, OfRun
 from overlap_bench.harness.analysis.warnings import Severity, Warning, kinds, ranked
-from overlap_bench.harness.common.differences import difference
+from overlap_bench.harness.common.names import difference
 from overlap_bench.harness.metrics import divergences, ranks
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.plan.settings import PACED_MODEL
-from overlap_bench.harness.store.block import Block
-from overlap_bench.harness.store.changed import listed
-from overlap_bench.harness.store.manifest import Imported, Manifest, Repeat
+from overlap_bench.harness.store.manifest import Imported, Manifest, Repeat, listed
+from overlap_bench.harness.store.tables import Block
 
 PACED = "emulated, paced: "  # begins the kind of a device with a pace
 HOST_PACED = "paced: "  # the same, of an engine whose host code is somebody else's

@@ -16,9 +16,8 @@ from overlap_bench.harness.stats.bisection import Ends, Posterior, Trial
 from overlap_bench.harness.stats.distributions import t_quantile
 from overlap_bench.harness.stats.stopping import ALPHA
 from overlap_bench.harness.store.bisection import BAD, GOOD, Bisection, Commit, Foretold
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION
-from overlap_bench.harness.store.tables import finished_blocks, read_block
+from overlap_bench.harness.store.tables import Block, finished_blocks, read_block
 
 Verdict = Literal["found", "undecided", "nothing to find"]
 

@@ -10,7 +10,7 @@ import msgspec
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.result import Comparison, MetricRow, Result
 from overlap_bench.harness.metrics.definitions import SLICED
-from overlap_bench.harness.plan.variants import Unmeasured, Variant
+from overlap_bench.harness.plan.variants import Unmeasured, Variant, measured_by
 
 if TYPE_CHECKING:
     from overlap_bench.harness.analysis.experiment_result import ClaimResult
@@ -64,43 +64,10 @@ def of_unmeasured(name: str, claim: Unmeasured) -> Entry:
     )
 
 
-def measured_by(
-    variants: Mapping[str, Variant], engine: str, before: Mapping[str, str], after: Mapping[str, str]
-) -> Variant | None:
-    """The variant whose change two arms make, whatever else both have; of several, the one whose other
-    settings are nearest: output moves to a process in a serial loop and under overlap."""
-    changed = _changes(before, after)
-    if not changed:
-        return None
-
-    def shared(variant: Variant) -> int:
-        return sum(before.get(name) == choice for name, choice in variant.before.items())
-
-    found = [
-        each
-        for each in variants.values()
-        if each.engine == engine and _changes(each.before, each.after) == changed
-    ]
-    return max(found, key=shared, default=None)
-
-
-def of_comparison(variants: Mapping[str, Variant], comparison: Comparison) -> Variant | None:
-    """The variant whose change a comparison measures: its arms differ in toggles alone."""
-    before, after = comparison.before, comparison.after
-    if after is None or msgspec.structs.replace(before, toggles=after.toggles) != after:
-        return None
-    return measured_by(variants, before.engine, before.toggles, after.toggles)
-
-
-def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    return {name: (before.get(name, ""), after.get(name, "")) for name in names}
-
-
 def of_run(variants: Mapping[str, Variant], result: Result, machine: str, found_in: str) -> Iterator[Entry]:
     """Each comparison of a run that measures a claim: arms that differ in toggles alone."""
     for comparison in result.comparisons:
-        row, variant = comparison.decided, of_comparison(variants, comparison)
+        row, variant = comparison.decided, measured_by(variants, *comparison.toggled)
         if variant is not None and row is not None and row.change is not None:
             where = {"machine": machine, "found_in": found_in, **regime(comparison)}
             yield measured(variant, comparison.primary, row, result.device, **where)

@@ -9,7 +9,6 @@ import numpy as np
 
 from overlap_bench.harness.analysis import (
     decision,
-    nodes,
     outputs,
     prediction,
     turns,
@@ -28,7 +27,6 @@ from overlap_bench.harness.analysis.result import (
     Settings,
     Sides,
 )
-from overlap_bench.harness.analysis.rule import reason_to_stop
 from overlap_bench.harness.analysis.values import (
     THROUGHPUTS,
     block_seconds,
@@ -39,6 +37,7 @@ from overlap_bench.harness.analysis.values import (
     lacking,
     measured,
     offered_load,
+    reason_to_stop,
     sides,
 )
 from overlap_bench.harness.analysis.warnings import Warning, ranked
@@ -48,9 +47,9 @@ from overlap_bench.harness.metrics.block import Values, values_between
 from overlap_bench.harness.plan.design import Arm, Design, Factorial
 from overlap_bench.harness.stats import paired, verdicts
 from overlap_bench.harness.stats.stopping import ALPHA
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.manifest import Manifest
+from overlap_bench.harness.store.tables import Block
 
 LIMITS = ("device_busy", "exposed_host_us")
 
@@ -164,7 +163,11 @@ def comparison(
     values = measured(design, per_block)
     measured_by = [block.node for block in blocks]
     effects = _effects(design, values, measured_by)
-    by_node = nodes.on_nodes(design, per_block, measured_by, alpha) if len(design.arms) > 1 else None
+    by_node = None
+    if len(design.arms) > 1 and len(set(measured_by)) > 1:
+        from overlap_bench.harness.analysis import nodes
+
+        by_node = nodes.on_nodes(design, per_block, measured_by, alpha)
     if adjusted is None:
         adjusted = verdicts.holm(_family(effects, design.secondaries))
     offered = offered_load(design, per_block)
@@ -316,11 +319,13 @@ def _effects(
 ) -> dict[str, paired.Effect]:
     """By metric, of two arms; nothing of one alone. `measured_by`: the node of each block."""
     alpha = design.alpha(len(measured_by))
-    return {
-        name: nodes.effect(design, name, per_arm, measured_by, alpha)
-        for name, per_arm in values.items()
-        if len(per_arm) == 2
-    }
+    both = {name: per_arm for name, per_arm in values.items() if len(per_arm) == 2}
+    if len(set(measured_by)) < 2:
+        return {name: effect_of(name, per_arm, alpha) for name, per_arm in both.items()}
+
+    from overlap_bench.harness.analysis import nodes
+
+    return {name: nodes.effect(design, name, per_arm, measured_by, alpha) for name, per_arm in both.items()}
 
 
 def _family(effects: Mapping[str, paired.Effect], names: Sequence[str]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from overlap_bench.harness.common.formatting import percent
 from overlap_bench.harness.stats import verdicts
 from overlap_bench.harness.stats.paired import Effect
 from overlap_bench.harness.stats.stopping import ALPHA
-from overlap_bench.harness.store.changed import ChangedCode
+from overlap_bench.harness.store.manifest import ChangedCode
 
 
 class Verdict(msgspec.Struct, frozen=True):

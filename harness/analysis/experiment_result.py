@@ -35,9 +35,9 @@ from overlap_bench.harness.plan.experiment_file import (
     unit_of,
 )
 from overlap_bench.harness.stats import paired, planning
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.manifest import Manifest
+from overlap_bench.harness.store.tables import Block
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, tag_field="shown"):

@@ -20,8 +20,8 @@ from overlap_bench.harness.analysis.warnings import Warning, ranked
 from overlap_bench.harness.metrics import attribution, definitions, ranks, slices
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.stats import paired, verdicts
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION
+from overlap_bench.harness.store.tables import Block
 
 if TYPE_CHECKING:
     import pandas as pd

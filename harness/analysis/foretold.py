@@ -15,7 +15,7 @@ from overlap_bench.harness.metrics.definitions import phase_metric
 from overlap_bench.harness.metrics.steps import phase_times
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.stats.paired import half_width
-from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.tables import Block
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):

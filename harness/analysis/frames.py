@@ -21,8 +21,8 @@ from overlap_bench.harness.metrics.requests import gaps_ms, request_times
 from overlap_bench.harness.metrics.steps import decode_intervals, phase_times
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.store import tables
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.manifest import Manifest, check_whole
+from overlap_bench.harness.store.tables import Block
 
 KEYS = ("trial", "arm", "round")
 VALUES = ["trial", "arm", *definitions.METRICS]

@@ -15,7 +15,7 @@ from overlap_bench.harness.common import names
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.steps import decode_intervals, matched_share
 from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.tables import Block
 
 if TYPE_CHECKING:
     import pandas as pd

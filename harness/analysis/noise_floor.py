@@ -21,7 +21,7 @@ from overlap_bench.harness.analysis.outputs import NONE_COMPARED
 from overlap_bench.harness.analysis.result import Comparison, Outputs, Result
 from overlap_bench.harness.analysis.verdict_warnings import FloorRemark, OutputsBesideFloor, WithinFloor
 from overlap_bench.harness.analysis.warnings import Warning, ranked
-from overlap_bench.harness.common import differences as differences_
+from overlap_bench.harness.common import names
 from overlap_bench.harness.common.machine import Machine
 from overlap_bench.harness.common.names import FIELDS, of_today
 from overlap_bench.harness.metrics import definitions
@@ -239,7 +239,7 @@ def _differences(floor: Circumstances, wanted: Circumstances) -> dict[str, str]:
     """What differs, by name, the weightiest first."""
     old, new = msgspec.to_builtins(floor), msgspec.to_builtins(wanted)
     alike = {name for name in SIZES if max(old[name], new[name]) <= ALIKE * min(old[name], new[name])}
-    found = {name: differences_.difference(old[name], new[name], FIELDS.get(name, name)) for name in WEIGHED}
+    found = {name: names.difference(old[name], new[name], FIELDS.get(name, name)) for name in WEIGHED}
     return {name: said for name, said in found.items() if said and name not in alike}
 
 
@@ -248,7 +248,7 @@ def _age(floor: Floor, manifest: Manifest) -> str:
     days = (datetime.fromisoformat(manifest.created) - datetime.fromisoformat(floor.created)).days
     if days > STALE_DAYS:
         return f"{days} days old"
-    return differences_.difference(floor.versions, manifest.versions)
+    return names.difference(floor.versions, manifest.versions)
 
 
 def with_floor(result: Result, manifest: Manifest, folder: Path, seconds: float | None = None) -> Result:

@@ -10,8 +10,8 @@ import msgspec
 from overlap_bench.harness.analysis.result import Failures, Outputs, Result
 from overlap_bench.harness.metrics import divergences
 from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.manifest import Manifest
+from overlap_bench.harness.store.tables import Block
 from overlap_bench.harness.workload.plan import different
 from overlap_bench.harness.workload.workload import Workload
 

@@ -40,8 +40,8 @@ from overlap_bench.harness.stats import paired
 if TYPE_CHECKING:
     import pandas as pd
 
-    from overlap_bench.harness.store.block import Block
     from overlap_bench.harness.store.manifest import Manifest
+    from overlap_bench.harness.store.tables import Block
 
 Floats = NDArray[np.float64]
 METRIC = "round_step_ms"

@@ -9,9 +9,8 @@ import msgspec
 
 from overlap_bench.harness.analysis.decision import Verdict
 from overlap_bench.harness.analysis.warnings import Warning
-from overlap_bench.harness.plan.design import Factor, LeftOut, Ref
-from overlap_bench.harness.plan.patch import Patch
-from overlap_bench.harness.store.changed import ChangedCode, Overlaid
+from overlap_bench.harness.plan.design import Factor, LeftOut, Patch, Ref
+from overlap_bench.harness.store.manifest import ChangedCode, Overlaid
 
 GateVerdict = Literal["pass", "fail", "undecided"]
 TAG = "struct"  # tells the structs of a union apart; JSON has it not, they have no field in common
@@ -200,6 +199,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     overlaid: list[Overlaid] = []  # that no ref has, and both arms run
     verdict: Verdict | None = None  # on the primary, with its reason; None of one arm alone
     warnings: list[Warning]
+
+    @property
+    def toggled(self) -> tuple[str, dict[str, str], dict[str, str]]:
+        """The engine, and the toggles of both arms; those of the first one twice where there is no other, or
+        it differs in more than its toggles."""
+        before, after = self.before, self.after
+        alike = after is not None and msgspec.structs.replace(before, toggles=after.toggles) == after
+        return before.engine, before.toggles, after.toggles if after and alike else before.toggles
 
     @property
     def decided(self) -> MetricRow | None:

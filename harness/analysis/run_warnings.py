@@ -19,7 +19,7 @@ from overlap_bench.harness.workload.arrivals import ARRIVALS
 if TYPE_CHECKING:
     import pandas as pd
 
-    from overlap_bench.harness.store.block import Block
+    from overlap_bench.harness.store.tables import Block
 
 BlockSeries = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block
 

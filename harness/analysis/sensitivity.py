@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from overlap_bench.engines import api
+from overlap_bench.harness.common.intervals import Floats
 from overlap_bench.harness.metrics import slices
-from overlap_bench.harness.metrics.arrays import Floats
 from overlap_bench.harness.metrics.slices import trimmed
 from overlap_bench.harness.stats.knee import Knee, over_trials, points
 from overlap_bench.harness.store.files import StoreError

@@ -14,15 +14,15 @@ from overlap_bench.harness.analysis import comparison, decision, noise_floor
 from overlap_bench.harness.analysis import values as values_
 from overlap_bench.harness.analysis.plain import Found, from_plain
 from overlap_bench.harness.analysis.result import Comparison, Result
-from overlap_bench.harness.analysis.rule import reason_to_stop
+from overlap_bench.harness.analysis.values import reason_to_stop
 from overlap_bench.harness.analysis.verdict_warnings import Unfinished
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.store import tables
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SUMMARY_FILE, StoreError, read_summary
 from overlap_bench.harness.store.manifest import Manifest, check_whole, read_manifest
+from overlap_bench.harness.store.tables import Block
 
 
 def readable(folder: Path) -> Manifest:

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from overlap_bench.engines.api import PHASES, STEP_KINDS
-from overlap_bench.harness.metrics.arrays import Int64s
+from overlap_bench.harness.common.intervals import Times
 from overlap_bench.harness.metrics.attribution import Painted, paint, spans
 
 TAILS = ("submit_lag_ms", "queue_wait_ms", "ttft_ms", "itl_token_ms")
@@ -46,7 +46,7 @@ class Tail(msgspec.Struct, frozen=True, kw_only=True):
     causes: list[tuple[str, float]]
 
 
-def windows(requests: pd.DataFrame) -> dict[str, tuple[Int64s, Int64s]]:
+def windows(requests: pd.DataFrame) -> dict[str, tuple[Times, Times]]:
     """Starts and ends of the samples of each of TAILS, ns; those of metrics.distributions."""
     served = requests[requests["error"] == ""]
     stamps = {
@@ -80,7 +80,7 @@ def activity(steps: pd.DataFrame) -> Painted:
     return Painted(painted.edges, names[painted.labels], len(ACTIVITIES))
 
 
-def split(requests: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Int64s]:
+def split(requests: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Times]:
     """metric → int64 (samples, ACTIVITIES), ns, of one boot; each row adds up to its sample."""
     painted = activity(steps)
     found = {}
@@ -91,7 +91,7 @@ def split(requests: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Int64s]:
     return found
 
 
-def late(arm: str, metric: str, parts: Sequence[Int64s], level: int) -> Tail | None:
+def late(arm: str, metric: str, parts: Sequence[Times], level: int) -> Tail | None:
     """The tail of the pooled samples of an arm's boots; None without a sample."""
     pooled = np.concatenate(list(parts)) / 1e6
     if not len(pooled):
@@ -115,6 +115,6 @@ def late(arm: str, metric: str, parts: Sequence[Int64s], level: int) -> Tail | N
     )
 
 
-def _happened(starts: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+def _happened(starts: Times, ends: Times) -> tuple[Times, Times]:
     both = (starts >= 0) & (ends >= 0)
     return starts[both], ends[both]

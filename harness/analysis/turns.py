@@ -18,7 +18,7 @@ from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.metrics.definitions import DRAINED, SLICED, UNDISTURBED
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.stats import paired
-from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.tables import Block
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,10 +7,13 @@ SIGTERM, 129 SIGHUP.
 
 from __future__ import annotations
 
+import codecs
 import errno
+import json
+import os
 import sys
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import typer
 
@@ -18,11 +21,16 @@ from overlap_bench.engines import api
 from overlap_bench.engines.shortages import shortage
 from overlap_bench.harness.common.formatting import visible
 from overlap_bench.harness.common.signals import Interrupted, notes
-from overlap_bench.harness.common.streams import open_to_all
 
 OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
 GATE_FAILED, GATE_UNDECIDED, NO_CULPRIT = 1, 3, 3
 LONGEST = 1500  # characters of an error: what was typed, or a file holds, may have any number
+# How characters are written that a stream can't write, as in the C locale: they end nothing.
+PLAIN = {
+    "−": "-", "–": "-", "→": "->", "±": "+/-", "×": "x", "·": "*", "•": "*", "…": "...", "µ": "u", "≤": "<=",
+    "≥": ">=", "↑": "^", "↓": "v", "▲": "^", "▼": "v", "²": "2", "§": "section", "─": "-", "│": "|",
+}  # fmt: skip
+HANDLER = "plainly"
 CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException of whichever click this typer brings
 
 
@@ -90,3 +98,34 @@ def _complain(message: str, error: BaseException, code: int) -> int:
     line = " ".join(message.split())
     say(line if len(line) <= LONGEST else f"{line[:LONGEST]}...")
     return code
+
+
+def open_to_all(stream: TextIO | None) -> TextIO:
+    """The stream, which from now on writes whatever it is given (one that is no file does so by itself); for
+    None, as where it was closed before the process began, one that goes nowhere."""
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8")
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors=HANDLER)
+    return stream
+
+
+def _plainly(error: UnicodeError) -> tuple[str | bytes, int]:
+    """One character; a byte of a file's name that is no text goes out as it came."""
+    assert isinstance(error, UnicodeEncodeError)
+    character, after = error.object[error.start], error.start + 1
+    if "\udc80" <= character <= "\udcff":
+        return bytes([ord(character) - 0xDC00]), after
+    return PLAIN.get(character, "?"), after
+
+
+def json_for(stream: TextIO, text: str) -> str:
+    """The same JSON, in ASCII where the stream can't write it as it is: its strings are not to change."""
+    try:
+        text.encode(stream.encoding or "ascii")
+    except UnicodeEncodeError:
+        return "".join(each if each.isascii() else json.dumps(each)[1:-1] for each in text)
+    return text
+
+
+codecs.register_error(HANDLER, _plainly)

@@ -92,9 +92,10 @@ def _measure(
         design = make_design(request, api.find_engines(), load_variants(), guess_device)
 
     from overlap_bench.harness.cli.progress import on_stderr
+    from overlap_bench.harness.store.manifest import run_of
     from overlap_bench.harness.studies import measure
 
-    outcome = measure.measure(measure.run_of(design, resume, out, admitted), on_stderr, source)
+    outcome = measure.measure(run_of(design, resume, out, admitted), on_stderr, source)
     printing.show(outcome.result, format, whole)
     folder = shlex.quote(str(outcome.folder))
     say(f"next: bench report {folder} (a page), bench explain {folder} (where a step's time goes)")
@@ -114,7 +115,7 @@ def rerun(
     """Measure a stored run again, as its manifest says."""
     from overlap_bench.harness.cli.progress import on_stderr
     from overlap_bench.harness.run.hosts import engines_of
-    from overlap_bench.harness.store.manifest import check_same_data, read_manifest
+    from overlap_bench.harness.store.manifest import check_same_data, differences_from, fresh, read_manifest
     from overlap_bench.harness.studies import measure
 
     source = source_of(ray, nodes_at_once, trust)
@@ -128,10 +129,10 @@ def rerun(
     for arm in manifest.design.arms:
         api.pick(arm.engine, known, "engine").check(arm.toggles)
     check_same_data(manifest)
-    for line in measure.differences_from(manifest):
+    for line in differences_from(manifest):
         say(f"unlike {manifest.run}: {line}")
     with interruptible():
-        again = measure.fresh(manifest.design, out, made_here=made_here)
+        again = fresh(manifest.design, out, made_here=made_here)
         outcome = measure.measure(again, on_stderr, source)
     printing.end_with(outcome.result, format, outcome.outputs_differ, whole)
 

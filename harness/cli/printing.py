@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from overlap_bench.harness.cli.exit_codes import OUTPUTS_DIFFER
+from overlap_bench.harness.cli.exit_codes import OUTPUTS_DIFFER, json_for
 from overlap_bench.harness.common.formatting import visible, visible_json
-from overlap_bench.harness.common.streams import json_for
 
 if TYPE_CHECKING:
     from overlap_bench.harness.report.formats import Found

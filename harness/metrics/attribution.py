@@ -37,12 +37,12 @@ import numpy as np
 import pandas as pd
 
 from overlap_bench.engines.api import PHASES
+from overlap_bench.harness.common.intervals import Times
 from overlap_bench.harness.metrics import ranks
 from overlap_bench.harness.metrics import steps as steps_
-from overlap_bench.harness.metrics.arrays import Int64s
 from overlap_bench.harness.metrics.steps import decode_intervals
 
-Spans = tuple[Int64s, Int64s]  # starts and ends, ns
+Spans = tuple[Times, Times]  # starts and ends, ns
 
 ON_SCHEDULER = ("append", "output", "recv", "schedule", "metadata")  # phases that name their own part
 PARTS = (
@@ -63,11 +63,11 @@ PARTS = (
 class Painted:
     """A stretch of time cut into pieces: piece i runs from edges[i] to edges[i + 1] and has labels[i]."""
 
-    edges: Int64s  # ascending, n + 1
-    labels: Int64s  # n
+    edges: Times  # ascending, n + 1
+    labels: Times  # n
     count: int  # labels are 0 to count - 1
 
-    def within(self, starts: Int64s, ends: Int64s) -> Int64s:
+    def within(self, starts: Times, ends: Times) -> Times:
         """Time of each label in each window, ns: int64 (windows, count). Windows may overlap; what lies
         outside of the edges has no label."""
         lengths = np.diff(self.edges)
@@ -82,7 +82,7 @@ class Painted:
             found[:, label] = upto[1] - upto[0]
         return found
 
-    def _place(self, times: Int64s) -> tuple[Int64s, Int64s]:
+    def _place(self, times: Times) -> tuple[Times, Times]:
         """The piece that each time lies in, and how far into it."""
         times = np.clip(times, self.edges[0], self.edges[-1])
         piece = np.clip(np.searchsorted(self.edges, times, side="right") - 1, 0, len(self.labels) - 1)
@@ -130,8 +130,8 @@ def of_each_step(steps: pd.DataFrame, work: pd.DataFrame, forward_thread: bool) 
 
 
 def _parts(
-    steps: pd.DataFrame, work: pd.DataFrame, forward_thread: bool, chosen: pd.DataFrame, starts: Int64s
-) -> dict[str, Int64s]:
+    steps: pd.DataFrame, work: pd.DataFrame, forward_thread: bool, chosen: pd.DataFrame, starts: Times
+) -> dict[str, Times]:
     """ns in each of PARTS from `starts` to the device's end of each of the chosen steps."""
     ends = chosen["device_end_ns"].to_numpy()
     launched = chosen["launch.end"].to_numpy()

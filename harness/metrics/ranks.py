@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from overlap_bench.harness.metrics.arrays import Int64s
+from overlap_bench.harness.common.intervals import Times
 from overlap_bench.harness.metrics.definitions import NS_PER_US
 from overlap_bench.harness.metrics.steps import decode_intervals, device_busy, exposed_host_us
 
@@ -67,29 +67,29 @@ def times(steps: pd.DataFrame, work: pd.DataFrame) -> list[dict[str, float]]:
     return found
 
 
-def last_start(steps: pd.DataFrame) -> Int64s:
+def last_start(steps: pd.DataFrame) -> Times:
     """When the last of the other ranks began each step's program; -1 where there is none."""
     starts = [_stamps(steps, f"{OTHER}{rank}") for rank in range(1, count(steps))]
     return np.max(starts, axis=0) if starts else np.full(len(steps), -1, np.int64)
 
 
-def own_start(steps: pd.DataFrame, work: pd.DataFrame) -> Int64s:
+def own_start(steps: pd.DataFrame, work: pd.DataFrame) -> Times:
     """When the first rank's program of each step began; -1 where it did not. A planted delay is a program in
     front of it, under the same step."""
     if not len(work):
         return _stamps(steps, DEVICE[0])
     ran = work[work["kind"] == "program"]
     starts = ran.groupby("step")["start_ns"].max()
-    found: Int64s = starts.reindex(steps["step"], fill_value=-1).to_numpy(np.int64)
+    found: Times = starts.reindex(steps["step"], fill_value=-1).to_numpy(np.int64)
     return found
 
 
-def _waiting(start: Int64s, last: Int64s, end: Int64s) -> Int64s:
+def _waiting(start: Times, last: Times, end: Times) -> Times:
     known = (start >= 0) & (end >= 0)
     return np.where(known, np.clip(np.minimum(last, end) - start, 0, None), 0)
 
 
-def _stamps(steps: pd.DataFrame, name: str) -> Int64s:
+def _stamps(steps: pd.DataFrame, name: str) -> Times:
     """Whole numbers: where other arms have fewer ranks, a table holds their missing ones as NaN."""
-    stamps: Int64s = steps[name].fillna(-1).to_numpy().astype(np.int64)
+    stamps: Times = steps[name].fillna(-1).to_numpy().astype(np.int64)
     return stamps

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from overlap_bench.harness.metrics.arrays import Floats, Int64s
+from overlap_bench.harness.common.intervals import Floats, Times
 from overlap_bench.harness.metrics.definitions import NS_PER_MS, STATISTICS, TIMES
 
 
@@ -33,7 +33,7 @@ class Requests:
         lags = np.concatenate([np.empty(0), *self.frame.get("chunk_lag_ns", ())])
         return pd.Series(lags[lags >= 0] / NS_PER_MS)
 
-    def _stamps(self, name: str) -> Int64s:
+    def _stamps(self, name: str) -> Times:
         """-1 where it did not happen, and where an engine or an older run does not say."""
         edge, _, which = name.partition("_")
         if which:
@@ -64,7 +64,7 @@ def summary(samples: Floats) -> dict[str, float]:
     return {statistic: float(value) for statistic, value in zip(STATISTICS, values, strict=True)}
 
 
-def open_at_once(starts: Int64s, ends: Int64s) -> pd.DataFrame:
+def open_at_once(starts: Times, ends: Times) -> pd.DataFrame:
     """How many spans are `open` after each start and end, and for how many `ns`, until the next of these. One
     that starts as another ends is not open beside it."""
     times, changes = np.concatenate([ends, starts]), np.repeat([-1, 1], len(starts))
@@ -82,14 +82,14 @@ def mean_decoding(requests: pd.DataFrame) -> float:
     return float((decoding["open"] * decoding["ns"]).sum() / lasted) if lasted else np.nan
 
 
-def edges(stamps: pd.Series) -> tuple[Int64s, Int64s]:
+def edges(stamps: pd.Series) -> tuple[Times, Times]:
     """First and last of each list; -1 for an empty one."""
     first = [values[0] if len(values) else -1 for values in stamps]
     last = [values[-1] if len(values) else -1 for values in stamps]
     return np.array(first, dtype=np.int64), np.array(last, dtype=np.int64)
 
 
-def spans_ns(stamps: pd.Series) -> Int64s:
+def spans_ns(stamps: pd.Series) -> Times:
     """From the first of each list to its last; 0 for an empty one, and where either is not known."""
     first, last = edges(stamps)
     return np.where((first >= 0) & (last >= 0), last - first, 0)

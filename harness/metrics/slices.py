@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from overlap_bench.engines.api import PHASES
-from overlap_bench.harness.metrics.arrays import Floats
+from overlap_bench.harness.common.intervals import Floats
 from overlap_bench.harness.metrics.attribution import PARTS
 from overlap_bench.harness.metrics.definitions import (
     METRICS,

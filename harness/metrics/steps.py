@@ -15,7 +15,7 @@ import pandas as pd
 
 from overlap_bench.engines.api import PHASES
 from overlap_bench.harness.common import intervals
-from overlap_bench.harness.metrics.arrays import Floats, Int64s
+from overlap_bench.harness.common.intervals import Floats, Times
 from overlap_bench.harness.metrics.definitions import METRICS, NS_PER_MS, NS_PER_US, phase_metric
 
 
@@ -114,9 +114,9 @@ def phase_times(steps: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(_phases_ns(steps), index=steps.index) / NS_PER_US
 
 
-def _phases_ns(steps: pd.DataFrame) -> dict[str, Int64s]:
+def _phases_ns(steps: pd.DataFrame) -> dict[str, Times]:
     """0 where a step has no such phase: so they add up, and one that a toggle removes goes to 0."""
-    spent: dict[str, Int64s] = {}
+    spent: dict[str, Times] = {}
     for phase in PHASES:
         start, end = steps[f"{phase}.start"].to_numpy(), steps[f"{phase}.end"].to_numpy()
         spent[phase_metric(phase)] = np.where((start >= 0) & (end >= 0), end - start, 0)
@@ -173,7 +173,7 @@ def matched_share(arms: Sequence[pd.DataFrame]) -> list[float]:
     return [_mean(arm["batch"].isin(shared)) for arm in arms]
 
 
-def _mean_of_tokens(values: Int64s, each: Floats) -> float:
+def _mean_of_tokens(values: Times, each: Floats) -> float:
     """What one token of each request took: all of it, by all of them."""
     return float(values.sum() / each.sum()) if len(values) else np.nan
 

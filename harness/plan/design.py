@@ -7,14 +7,18 @@ change, and a fresh run would confirm what an earlier one owed to its order.
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
+from functools import partial
+from hashlib import blake2b
 from itertools import combinations
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from overlap_bench.engines import api
-from overlap_bench.harness.plan.patch import Patch
 from overlap_bench.harness.stats.stopping import ALPHA, Until
 from overlap_bench.harness.workload.workload import Workload
 
@@ -22,6 +26,10 @@ MAX_SECONDARIES = 5
 MARGIN = 0.01  # unless another is asked for
 MOST = 10_000  # blocks, or rounds of a boot: weeks
 SHARE = {"share": True}  # an option that is typed as 1% or 0.01
+COMPILED = (  # files that a build makes code of
+    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hip", ".hpp", ".inl", ".pyx", ".rs"),
+    *("CMakeLists.txt", ".cmake", "setup.py"),
+)
 
 
 class Ref(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +38,32 @@ class Ref(msgspec.Struct, frozen=True, kw_only=True):
     repository: str  # its folder
     name: str  # as it was asked for: "origin/main"
     commit: str
+
+
+class Patch(msgspec.Struct, frozen=True, kw_only=True):
+    """A diff as it was given."""
+
+    file: str  # that it was read from
+    text: str
+    strip: int  # leading folders of its paths that are none of the package's
+    files: tuple[str, ...]  # of the package, that it changes: "vllm/v1/core/block_pool.py", "a_module.py"
+    left_out: tuple[str, ...] = ()  # that it changes, too, and that are not installed, such as tests
+
+    @property
+    def not_built(self) -> list[str]:
+        """What it changes of code that a build compiles, which a copy of the package does not have."""
+        return [each for each in self.left_out if each.endswith(COMPILED)]
+
+    @property
+    def packages(self) -> list[str]:
+        """The top-level packages and modules of its files."""
+        return list(dict.fromkeys(map(package_of, self.files)))
+
+
+def package_of(file: str) -> str:
+    """The top-level package that a file is in, or the module that it is; "" where it is neither."""
+    first, inside, _ = file.partition("/")
+    return first if inside else first.removesuffix(".py") if first.endswith(".py") else ""
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,3 +305,72 @@ def of_one_model(design: Design) -> list[str]:
         for arm in design.arms
         if (arm.options.model, arm.options.dtype) == (first.model, first.dtype)
     ]
+
+
+def started_by(python: str | None, toggles: Mapping[str, str]) -> tuple[str | None, str]:
+    """The interpreter that runs an engine, and the package: of a server, those of its command."""
+    if "cmd" not in toggles:
+        return python, ""
+    words = [*shlex.split(toggles["cmd"])]
+    while words and (words[0] == "env" or "=" in words[0]):
+        words.pop(0)
+    if not words:
+        return None, ""
+    if "-m" in words[1:-1] and "python" in Path(words[0]).name:
+        return words[0], words[words.index("-m") + 1].partition(".")[0]
+    return words[0], Path(words[0]).name.replace("-", "_")
+
+
+DRAWN_TOGETHER = 6  # blocks whose orders are drawn together, so that both are among them
+
+
+def orders(lot: str, block: int, arms: int, fewest: int = DRAWN_TOGETHER) -> list[int]:
+    """The arms of `block` by number, in the order in which they run: each order is as likely as any other,
+    and independent of other blocks and of runs with another lot.
+
+    With one exception: six blocks (0 to 5, 6 to 11, ...) in which some arm always ran before the first arm,
+    or always after it, are drawn again; of two arms so are the `fewest` blocks that the run may be judged by,
+    where they are two to five. With two arms, one run in 32 would draw that in six blocks, and could not tell
+    a position effect from the change. The first of many arms then runs at an end more often than in the
+    middle, at both ends alike: with four arms by 1%, with sixteen by 11%. Orders that are balanced further
+    resonate with periodic noise: one of each order in every two blocks gives 14% false alarms, where this
+    gives 5 to 6% (stats.md).
+    """
+    together = min(DRAWN_TOGETHER, fewest) if arms == 2 else DRAWN_TOGETHER
+    place, attempt = block % together, 0
+    while True:
+        group = [
+            sorted(range(arms), key=partial(_draw, lot, "order", block - place + number, attempt))
+            for number in range(together)
+        ]
+        ahead = [{order.index(arm) < order.index(0) for order in group} for arm in range(1, arms)]
+        if together == 1 or all(len(found) == 2 for found in ahead):
+            return group[place]
+        attempt += 1
+
+
+def workload_order(seed: int, block: int, index: int, workloads: int) -> list[int]:
+    """The workloads that share a boot, by number, in the order in which they have their turn in one round:
+    each order is as likely as any other, so that none always runs behind the same one."""
+    return sorted(range(workloads), key=lambda workload: _draw(seed, "workload", block, index, workload))
+
+
+def turn_order(lot: str, block: int, segment: int, arms: int) -> list[int]:
+    """The arms by number, in the order of their turns in one segment: each is as likely as any other."""
+    return sorted(range(arms), key=partial(_draw, lot, "turn", block, segment))
+
+
+def segment_seed(seed: int, block: int, segment: int) -> int:
+    """Seed of what a segment asks; every arm gets the same."""
+    return _draw(seed, "segment", block, segment)
+
+
+def round_seed(seed: int, block: int, index: int) -> int:
+    """Seed of one round's prompts and arrivals; both arms of a block get the same. Warm-up rounds are
+    numbered below zero, and block -1 is the discarded one."""
+    return _draw(seed, "round", block, index)
+
+
+def _draw(*parts: object) -> int:
+    digest = blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -7,48 +7,16 @@ holds the diff itself: the file may change, or be gone, and the run can be measu
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from overlap_bench.engines import api
+from overlap_bench.harness.plan.design import Patch, package_of, started_by
 
 OURS = "overlap_bench"
 STRIPS = (1, 0, 2, 3, 4, 5, 6, 7, 8, 9)  # leading folders of a diff's paths, what git writes first
 HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
-COMPILED = (
-    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hip", ".hpp", ".inl", ".pyx", ".rs"),
-    *("CMakeLists.txt", ".cmake", "setup.py"),
-)
 NOWHERE = "/dev/null"  # the other side of a file that is new, or removed
-
-
-class Patch(msgspec.Struct, frozen=True, kw_only=True):
-    """A diff as it was given."""
-
-    file: str  # that it was read from
-    text: str
-    strip: int  # leading folders of its paths that are none of the package's
-    files: tuple[str, ...]  # of the package, that it changes: "vllm/v1/core/block_pool.py", "a_module.py"
-    left_out: tuple[str, ...] = ()  # that it changes, too, and that are not installed, such as tests
-
-    @property
-    def not_built(self) -> list[str]:
-        """What it changes of code that a build compiles, which a copy of the package does not have."""
-        return [each for each in self.left_out if each.endswith(COMPILED)]
-
-    @property
-    def packages(self) -> list[str]:
-        """The top-level packages and modules of its files."""
-        return list(dict.fromkeys(map(_package, self.files)))
-
-
-def _package(file: str) -> str:
-    """The top-level package that a file is in, or the module that it is; "" where it is neither."""
-    first, inside, _ = file.partition("/")
-    return first if inside else first.removesuffix(".py") if first.endswith(".py") else ""
 
 
 def read_patch(file: str, packages: Sequence[str]) -> Patch:
@@ -64,7 +32,7 @@ def read_patch(file: str, packages: Sequence[str]) -> Patch:
         raise api.BadSetting(f"patch={file} is no unified diff, such as git diff writes: it changes no file")
     for strip in STRIPS:
         stripped = list(dict.fromkeys("/".join(each.split("/")[strip:]) for each in changed))
-        files = tuple(each for each in stripped if _package(each) in packages)
+        files = tuple(each for each in stripped if package_of(each) in packages)
         if files:
             left_out = tuple(each for each in stripped if each and each not in files)
             return Patch(file=file, text=text, strip=strip, files=files, left_out=left_out)
@@ -89,20 +57,6 @@ def _changed(text: str) -> Iterator[str]:
                 yield f"b/{name.removeprefix('a/')}" if name.startswith("a/") else name
         elif moved := re.match(r"(?:rename|copy) (?:from|to) (.+)", line):
             yield f"b/{moved[1]}"
-
-
-def started_by(python: str | None, toggles: Mapping[str, str]) -> tuple[str | None, str]:
-    """The interpreter that runs an engine, and the package: of a server, those of its command."""
-    if "cmd" not in toggles:
-        return python, ""
-    words = [*shlex.split(toggles["cmd"])]
-    while words and (words[0] == "env" or "=" in words[0]):
-        words.pop(0)
-    if not words:
-        return None, ""
-    if "-m" in words[1:-1] and "python" in Path(words[0]).name:
-        return words[0], words[words.index("-m") + 1].partition(".")[0]
-    return words[0], Path(words[0]).name.replace("-", "_")
 
 
 def packages_of(spec: api.EngineSpec, python: str | None, toggles: Mapping[str, str]) -> Sequence[str]:

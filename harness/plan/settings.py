@@ -21,7 +21,6 @@ from overlap_bench.harness.metrics.definitions import (
 )
 from overlap_bench.harness.plan import checks
 from overlap_bench.harness.plan.design import Arm, Design, Factorial, Gate
-from overlap_bench.harness.plan.patch import patch_of
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.variants import Variant
 from overlap_bench.harness.stats import stopping as early
@@ -131,6 +130,11 @@ def make_arm(
         _check_server(name, full)
     made = make_options(spec, new_options)
     spec.check_model(made.model)
+    patch = None
+    if "patch" in changes:
+        from overlap_bench.harness.plan.patch import patch_of
+
+        patch = patch_of(changes["patch"], spec, changes.get("python"), full)
     return Arm(
         name=name,
         engine=spec.name,
@@ -138,7 +142,7 @@ def make_arm(
         toggles=full,
         python=changes.get("python"),
         env=env,
-        patch=patch_of(changes["patch"], spec, changes.get("python"), full) if "patch" in changes else None,
+        patch=patch,
         device_holds="" if made.pace else spec.device_holds,  # a pace is the device's own time
     )
 

@@ -116,3 +116,28 @@ def _settings(base: str, bases: Bases, above: tuple[str, ...] = ()) -> dict[str,
     own = dict(api.pick(base, bases, "base"))
     under = own.pop("base", None)
     return own if under is None else {**_settings(under, bases, (*above, base)), **own}
+
+
+def measured_by(
+    variants: Mapping[str, Variant], engine: str, before: Mapping[str, str], after: Mapping[str, str]
+) -> Variant | None:
+    """The variant whose change two arms make, whatever else both have; of several, the one whose other
+    settings are nearest: output moves to a process in a serial loop and under overlap."""
+    changed = _changes(before, after)
+    if not changed:
+        return None
+
+    def shared(variant: Variant) -> int:
+        return sum(before.get(name) == choice for name, choice in variant.before.items())
+
+    found = [
+        each
+        for each in variants.values()
+        if each.engine == engine and _changes(each.before, each.after) == changed
+    ]
+    return max(found, key=shared, default=None)
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return {name: (before.get(name, ""), after.get(name, "")) for name in names}

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from overlap_bench.harness.analysis import catalogue
 from overlap_bench.harness.analysis.result import Comparison
 from overlap_bench.harness.analysis.words import confidence, difference, interval
-from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.plan.variants import load_variants, measured_by
 from overlap_bench.harness.report import findings, tables
 from overlap_bench.harness.report.page import Table
 
@@ -22,7 +21,7 @@ NOTE = "{confidence}% intervals over trials; change = after/before − 1; --all 
 def claimed(comparison: Comparison) -> str | None:
     """What the source of this change says today, and what was measured of the same metrics; None where no
     variant makes the change, or its source says nothing. No part of the result: a stored one has it not."""
-    variant = catalogue.of_comparison(load_variants(), comparison)
+    variant = measured_by(load_variants(), *comparison.toggled)
     if variant is None or variant.claim.startswith(NO_CLAIM):
         return None
     rows = {name: comparison.metrics[name] for name in variant.claimed if name in comparison.metrics}

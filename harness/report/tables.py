@@ -38,8 +38,7 @@ from overlap_bench.harness.common.names import FIELDS
 from overlap_bench.harness.metrics import definitions, slices
 from overlap_bench.harness.report.page import NUMBERS, PER_STEP, Table, csv_of, tabulated
 from overlap_bench.harness.stats import paired, planning
-from overlap_bench.harness.stats.nodes import LEVEL
-from overlap_bench.harness.store.changed import listed
+from overlap_bench.harness.store.manifest import listed
 
 CONVENTIONS = (
     "change = after/before − 1: for times, negative is faster. Before and after are means over trials "
@@ -259,6 +258,9 @@ def agreement(nodes: Nodes) -> str:
     """What the test of the nodes said, and what it could have seen."""
     if nodes.p is None or nodes.power is None:
         return "One trial on each node: the interval includes what nodes differ by."
+
+    from overlap_bench.harness.stats.nodes import LEVEL
+
     found = "disagree, and each counts once" if nodes.unit == "node" else "are not seen to disagree"
     return (
         f"The nodes {found} (p = {nodes.p:.3f}, at a level of {LEVEL:.0%}). If nodes differed by an SD as "

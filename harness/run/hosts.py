@@ -19,7 +19,7 @@ from overlap_bench.engines import api
 from overlap_bench.harness.common import git, processes
 from overlap_bench.harness.common.processes import Child
 from overlap_bench.harness.plan.design import Arm, Ref
-from overlap_bench.harness.store.changed import Overlaid
+from overlap_bench.harness.store.manifest import Overlaid
 
 HOST = "overlap_bench.engines.host"
 ENVIRONMENT = {

@@ -162,7 +162,7 @@ class Round:
             self.free_since.append(stamp_ns)
 
     def _note_tpot(self, exchange: Exchange, gaps: int) -> None:
-        """For the progress line only; metrics/boot.py says what TPOT is."""
+        """For the progress line only; metrics/block.py says what TPOT is."""
         if gaps > 0 and exchange.chunk_ns:
             insort(self._tpots, (exchange.chunk_ns[-1] - exchange.chunk_ns[0]) / gaps / 1e6)
 

@@ -17,7 +17,7 @@ from overlap_bench.engines import api
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.run import worktrees
 from overlap_bench.harness.run.hosts import Trees, driven, environment, spec_of
-from overlap_bench.harness.store.changed import Overlaid
+from overlap_bench.harness.store.manifest import Overlaid
 
 NOT_THE_PROJECTS = {"site-packages", ".git"}  # folders
 

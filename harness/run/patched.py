@@ -14,8 +14,7 @@ import msgspec
 
 from overlap_bench.engines import api
 from overlap_bench.harness.common import git
-from overlap_bench.harness.plan.design import Arm
-from overlap_bench.harness.plan.patch import Patch
+from overlap_bench.harness.plan.design import Arm, Patch
 from overlap_bench.harness.run.hosts import check_interpreter
 from overlap_bench.harness.run.watch import located
 

@@ -15,16 +15,15 @@ import numpy as np
 
 from overlap_bench.engines import api
 from overlap_bench.harness.metrics import divergences
-from overlap_bench.harness.plan.design import Arm
-from overlap_bench.harness.plan.orders import round_seed
+from overlap_bench.harness.plan.design import Arm, round_seed
 from overlap_bench.harness.run.hosts import engines_of
 from overlap_bench.harness.run.overlay import checked_out
 from overlap_bench.harness.run.scoring import Client, to_score
 from overlap_bench.harness.run.session import Booted, Session
 from overlap_bench.harness.run.trial import least_context, planned
 from overlap_bench.harness.store import tables
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.manifest import Manifest
+from overlap_bench.harness.store.tables import Block
 from overlap_bench.harness.workload.prompts import load_tokenizer
 
 if TYPE_CHECKING:

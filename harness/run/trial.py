@@ -25,8 +25,15 @@ from overlap_bench.engines import api
 from overlap_bench.harness.common import processes
 from overlap_bench.harness.metrics import divergences, slices
 from overlap_bench.harness.metrics.attribution import of_each_step
-from overlap_bench.harness.plan.design import Arm, Design, of_one_model
-from overlap_bench.harness.plan.orders import round_seed, segment_seed, turn_order, workload_order
+from overlap_bench.harness.plan.design import (
+    Arm,
+    Design,
+    of_one_model,
+    round_seed,
+    segment_seed,
+    turn_order,
+    workload_order,
+)
 from overlap_bench.harness.run import readings, records
 from overlap_bench.harness.run.events import BlockDone, Observer, RoundBegun, Said, SegmentBegun
 from overlap_bench.harness.run.session import Booted, Session

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import msgspec
 
-from overlap_bench.harness.plan.design import Arm, Design
-from overlap_bench.harness.plan.patch import packages_of, started_by
+from overlap_bench.harness.plan.design import Arm, Design, started_by
+from overlap_bench.harness.plan.patch import packages_of
 from overlap_bench.harness.run import watcher
 from overlap_bench.harness.run.differing import File, Unit, differing, equal, files_in
 from overlap_bench.harness.run.hosts import IMPORT_S, ROLES, environment, search_path, spec_of
-from overlap_bench.harness.store.changed import ChangedCode
+from overlap_bench.harness.store.manifest import ChangedCode
 
 BOOTING, SERVING, OVER = 0, 1, 2  # as in watcher/sitecustomize.py
 FOLDER = "BENCH_WATCH"  # in the environment of what is watched

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,28 +15,75 @@ import msgspec
 
 from overlap_bench.engines import api
 from overlap_bench.harness.common import machine
-from overlap_bench.harness.common.differences import difference
 from overlap_bench.harness.common.machine import Code, Machine
-from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.plan.orders import orders
+from overlap_bench.harness.common.names import difference
+from overlap_bench.harness.plan.checks import check_metrics
+from overlap_bench.harness.plan.design import Design, orders
 from overlap_bench.harness.store import trust
-from overlap_bench.harness.store.changed import ChangedCode, Overlaid
 from overlap_bench.harness.store.files import (
     BISECTION_FILE,
     EVALUATION_FILE,
     EXPERIMENT_FILE,
     PROFILE_FILE,
     SCHEMA_VERSION,
+    SUMMARY_FILE,
     SWEEP_FILE,
     StoreError,
+    WriteFailed,
+    create_within,
     digest,
+    prepare,
     read_json,
+    reason_of,
     write_json,
 )
-from overlap_bench.harness.store.tables import TABLES
+from overlap_bench.harness.store.tables import TABLES, finished_blocks
+from overlap_bench.harness.store.trust import Admit
 from overlap_bench.harness.workload.arrivals import ARRIVALS
 from overlap_bench.harness.workload.prompts import ENGLISH, english_digest
 from overlap_bench.harness.workload.workload import Workload
+
+Run = AbstractContextManager[tuple[Path, "Manifest"]]  # to be measured: its folder is held while inside
+SHOWN = 3  # names of a kind, in a line
+
+
+class Overlaid(msgspec.Struct, frozen=True, kw_only=True):
+    """A compiled or generated file that no ref has, laid over the tree of each."""
+
+    file: str  # in the repository
+    sha256: str
+
+
+class ChangedCode(msgspec.Struct, frozen=True, kw_only=True):
+    """The Python code that differs, as "vllm/v1/core/block_pool.py: BlockPool.touch", by when it ran.
+    `other`: files that differ and are no Python, `used` those of them that were loaded or opened."""
+
+    packages: list[str] = []  # that were compared; none: the trees of two refs
+    functions: int  # that differ
+    in_rounds: list[str]
+    at_boot: list[str]  # and not in a round
+    never: list[str]
+    unseen: list[str]  # compiled, and so run without Python
+    other: list[str]
+    used: list[str]
+    besides: list[str] = []  # other packages that both arms loaded, in two versions
+    unwatched: str = ""  # processes that could not be seen, in words
+    counts: bool = True  # whether what differs ran, or may have: else there is nothing to judge
+
+    @property
+    def never_ran(self) -> str:
+        """Why there is nothing to judge, in words."""
+        what = f"none of the {self.functions} functions that differ ran in a round"
+        if self.functions < 2:
+            what = "the code that differs ran in no round"
+        booted = f"; ran only as the engine booted: {listed(self.at_boot)}" if self.at_boot else ""
+        return f"{what}: {listed(self.never)}{booted}"
+
+
+def listed(names: list[str], most: int = SHOWN) -> str:
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
 
 NOT_RECORDED = "not recorded"  # of an imported run: what its file does not say
 
@@ -279,3 +330,110 @@ def check_same_data(stored: Manifest) -> None:
 def signed(manifest: Manifest) -> Manifest:
     """A manifest whose design was asked for here. That stays true however often it is rewritten."""
     return msgspec.structs.replace(manifest, signature=trust.signature([manifest.design]))
+
+
+def create(results: Path, name: str, now: datetime) -> Path:
+    """A new, empty folder under `results`, for a run, or for another kind of result, whose `name` begins with
+    its kind. A stranger's manifest may bring the name: it can't lead elsewhere. Raises BadSetting where that
+    can't be written: nothing was measured yet."""
+    prepare(results)
+    try:
+        return create_within(results, name, now)
+    except WriteFailed as error:
+        raise api.BadSetting(f"{error}; choose another --out") from error
+
+
+def discard_if_empty(folder: Path) -> bool:
+    """Remove a run folder that holds no finished block; whether it did so."""
+    if finished_blocks(folder):
+        return False
+    discard(folder)
+    return True
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder, whatever it holds."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """A run's folder, locked for this process: two that measured its blocks at the same time would mix them.
+    Raises StoreError where another one has it. On a file system without such locks nothing is locked."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise StoreError(f"can't open {folder}: {reason_of(error)}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreError(f"{folder} is being measured by another bench: wait for its end") from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def fresh(
+    design: Design,
+    results: Path,
+    create: Callable[[Path, str, datetime], Path] = create,
+    made_here: bool = True,
+) -> Iterator[tuple[Path, Manifest]]:
+    """A run in a new folder under `results`, which `create` makes. `made_here`: no stored run of elsewhere
+    asked for it. One that ends before its first trial leaves no folder. Raises BadSetting, as `create` does,
+    and WriteFailed."""
+    check_metrics(design)
+    now = datetime.now().astimezone()
+    folder = create(results, design.name, now)
+    try:
+        manifest = described_here(design, folder.name, now, lot=folder.name)
+        manifest = signed(manifest) if made_here else manifest
+        write_manifest(folder, manifest)
+        with held(folder):
+            yield folder, manifest
+    finally:
+        discard_if_empty(folder)
+
+
+@contextmanager
+def stored(folder: Path, design: Design | None, admit: Admit) -> Iterator[tuple[Path, Manifest]]:
+    """A run to go on with; `design` None: as it was asked for, if `admit` allows that. Raises StoreError
+    where the commit, the settings, the machine or the versions are others, and as `admit` does."""
+    manifest = read_manifest(folder)
+    if design is None:  # before anything that it names is looked at
+        admit(folder, [manifest.design], manifest.signature)
+    now = described_here(design or manifest.design, manifest.run, datetime.now().astimezone(), manifest.run)
+    check_resume(manifest, now)
+    with held(folder):
+        kept = len(finished_blocks(folder))
+        if kept < manifest.design.blocks and not (folder / SUMMARY_FILE).exists():
+            manifest = msgspec.structs.replace(manifest, resumed_after=[*manifest.resumed_after, kept])
+            write_manifest(folder, manifest)
+        yield folder, manifest
+
+
+def run_of(design: Design | None, resume: Path | None, results: Path, admit: Admit, **more: Any) -> Run:
+    """A fresh run of `design`; with `resume` that run, to go on with. `more`: as of `fresh`."""
+    if resume is not None:
+        return stored(resume, design, admit)
+    assert design is not None
+    return fresh(design, results, **more)
+
+
+def differences_from(manifest: Manifest) -> list[str]:
+    """How here and now differ from where and when a run was measured; a rerun tells."""
+    now = described_here(manifest.design, manifest.run, datetime.now().astimezone(), manifest.run)
+    pairs: tuple[tuple[str, Any, Any], ...] = (
+        ("commit", manifest.code, now.code),
+        ("machine", manifest.machine, now.machine),
+        ("versions", manifest.versions, now.versions),
+    )
+    return [
+        f"different {what}: {found}"
+        for what, old, new in pairs
+        if (found := difference(msgspec.to_builtins(old), msgspec.to_builtins(new)))
+    ]

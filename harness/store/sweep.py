@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from overlap_bench.harness.common import differences
+from overlap_bench.harness.common import names
 from overlap_bench.harness.common.machine import Code, Machine
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.grid import Axis, Point
@@ -64,7 +64,7 @@ def check_resume(stored: Sweep, now: Sweep) -> None:
     """Raises StoreError, naming the difference, unless `now` is the same commit, points and machine."""
     for what in ("code", "points", "machine", "versions"):
         old, new = (msgspec.to_builtins(getattr(each, what)) for each in (stored, now))
-        found = differences.difference(old, new, what)
+        found = names.difference(old, new, what)
         if found:
             raise StoreError(f"can't resume {stored.sweep}: {found}; start a fresh sweep")
 

@@ -27,8 +27,7 @@ from overlap_bench.harness.common.formatting import duration, percent
 from overlap_bench.harness.common.machine import guess_device
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan import checks
-from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.plan.orders import orders
+from overlap_bench.harness.plan.design import Design, orders
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_design
 from overlap_bench.harness.plan.variants import load_variants
@@ -39,12 +38,11 @@ from overlap_bench.harness.run.session import Session
 from overlap_bench.harness.stats import bisection
 from overlap_bench.harness.stats.bisection import Posterior, Trial
 from overlap_bench.harness.store import bisection as store
-from overlap_bench.harness.store import folders, trust
+from overlap_bench.harness.store import trust
 from overlap_bench.harness.store.bisection import BAD, GOOD, Bisection, Commit, Foretold
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import StoreError, WriteFailed, read_json_lines
-from overlap_bench.harness.store.manifest import check_resume, described_here
-from overlap_bench.harness.store.tables import finished_blocks, write_block
+from overlap_bench.harness.store.manifest import check_resume, create, described_here, discard, held
+from overlap_bench.harness.store.tables import Block, finished_blocks, write_block
 from overlap_bench.harness.store.trust import Admit
 
 MINUTES = 60.0  # unless others are asked for
@@ -89,7 +87,7 @@ def begin(request: Request, good: str, bad: str, metric: str | None, out: Path) 
     )
     design = msgspec.structs.replace(design, name=name, arms=arms, blocks=TRIALS, max_minutes=None)
     now = datetime.now().astimezone()
-    folder = folders.create(out, name, now)
+    folder = create(out, name, now)
     manifest = described_here(design, folder.name, now, lot=folder.name)
     found = tuple(Commit(commit=commit, subject=subject) for commit, subject in commits)
     stored = Bisection(manifest=manifest, commits=found)
@@ -124,14 +122,14 @@ def read(folder: Path) -> Bisected:
 def measure(folder: Path, stored: Bisection, minutes: float, say: Say) -> Bisected:
     """Measure until the commit is found, there is nothing to find, or time is up. Raises as measure.trials
     does: what fails in good or bad, or in commit after commit, ends it; every trial is kept."""
-    with folders.held(folder):
+    with held(folder):
         search = _Search(folder, stored, trials_of(folder, stored), minutes, say)
         try:
             search.run()
         except BaseException as error:
             kept = len(finished_blocks(folder))
             if not kept:
-                folders.discard(folder)
+                discard(folder)
             elif not isinstance(error, StoreError):
                 error.add_note(f"{kept} trials are kept, go on with bench bisect --resume {folder}")
             raise

@@ -15,7 +15,7 @@ from overlap_bench.harness.analysis.experiment_result import ExperimentResult
 from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.analysis.stored import summary
 from overlap_bench.harness.common.names import of_today
-from overlap_bench.harness.plan.variants import Variant, load_unmeasured, load_variants
+from overlap_bench.harness.plan.variants import Variant, load_unmeasured, load_variants, measured_by
 from overlap_bench.harness.store.files import EXPERIMENT_FILE, SCHEMA_VERSION, SUMMARY_FILE, StoreError
 from overlap_bench.harness.store.manifest import Manifest, read_manifest
 from overlap_bench.harness.studies import experiment
@@ -65,7 +65,7 @@ def _claimed(folder: Path, variants: Variants) -> Iterator[Entry]:
                 before, after = arms[asked.before], arms[asked.arm]
             except KeyError as error:
                 raise StoreError(f"{path} was edited: a claim names {error}, which no run has") from error
-            variant = catalogue.measured_by(variants, before.engine, before.toggles, after.toggles)
+            variant = measured_by(variants, before.engine, before.toggles, after.toggles)
             if variant is None or before.options != after.options:
                 continue
             result = summary(run, Result)

@@ -25,16 +25,18 @@ from overlap_bench.harness.plan import checks, experiment_file
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.experiment_file import Adjusted, Plan
 from overlap_bench.harness.store import files, tables, trust
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import StoreError
-from overlap_bench.harness.store.folders import create, discard_if_empty, held
 from overlap_bench.harness.store.manifest import (
     check_resume,
+    create,
     described_here,
+    discard_if_empty,
+    held,
     read_manifest,
     signed,
     write_manifest,
 )
+from overlap_bench.harness.store.tables import Block
 from overlap_bench.harness.store.trust import Admit
 from overlap_bench.harness.studies.measure import Display, Source, judged, trials
 

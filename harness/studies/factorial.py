@@ -10,7 +10,7 @@ from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.common.machine import guess_device
 from overlap_bench.harness.plan.factors import make_factorial
 from overlap_bench.harness.plan.request import Request
-from overlap_bench.harness.store.manifest import Manifest, read_manifest
+from overlap_bench.harness.store.manifest import Manifest, read_manifest, run_of
 from overlap_bench.harness.store.trust import Admit
 from overlap_bench.harness.studies import measure as measure_
 from overlap_bench.harness.studies.measure import Display, Source, trials
@@ -26,7 +26,7 @@ def measure(
     source: Source = trials,
 ) -> tuple[Result, bool]:
     """Measure a factorial, or go on with one; its result, and whether outputs differ that must not. Raises
-    as measure.fresh, measure.stored and measure.measure do."""
+    as manifest.fresh, manifest.stored and measure.measure do."""
     design = None
     if resume is None or toggles is not None or not request.nothing:
         if toggles is None:
@@ -35,7 +35,7 @@ def measure(
 
     if resume is not None:
         check_factorial(resume, read_manifest(resume))
-    outcome = measure_.measure(measure_.run_of(design, resume, out, admit), display, source)
+    outcome = measure_.measure(run_of(design, resume, out, admit), display, source)
     return outcome.result, outcome.outputs_differ
 
 

@@ -25,9 +25,9 @@ from overlap_bench.harness.analysis import (
 )
 from overlap_bench.harness.analysis.gate_plans import GatePlans
 from overlap_bench.harness.analysis.result import Result
-from overlap_bench.harness.analysis.rule import judged as judged_by
 from overlap_bench.harness.analysis.stored import finished, readable
 from overlap_bench.harness.analysis.values import THROUGHPUTS, block_seconds, offered_load
+from overlap_bench.harness.analysis.values import judged as judged_by
 from overlap_bench.harness.common.machine import guess_device
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan import checks
@@ -38,8 +38,9 @@ from overlap_bench.harness.run.hosts import engines_of
 from overlap_bench.harness.run.overlay import check as check_pattern
 from overlap_bench.harness.run.worktrees import resolve, uncommitted
 from overlap_bench.harness.store.files import read_json, read_json_lines, write_json_lines
+from overlap_bench.harness.store.manifest import fresh
 from overlap_bench.harness.studies import measure as measure_
-from overlap_bench.harness.studies.measure import Display, Source, fresh, trials
+from overlap_bench.harness.studies.measure import Display, Source, trials
 
 Say = Callable[[str], None]
 CALIBRATED_BY = 6  # blocks: of fewer, the SD is known too badly to plan with

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -18,37 +16,26 @@ from overlap_bench.harness.analysis.noise_floor import with_floor
 from overlap_bench.harness.analysis.outputs import outputs_differ
 from overlap_bench.harness.analysis.plain import to_stored
 from overlap_bench.harness.analysis.result import Result
-from overlap_bench.harness.analysis.rule import enough
-from overlap_bench.harness.analysis.values import block_seconds, block_values
-from overlap_bench.harness.common.differences import difference
+from overlap_bench.harness.analysis.values import block_seconds, block_values, enough
 from overlap_bench.harness.metrics.block import Values
-from overlap_bench.harness.plan.checks import check_metrics
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.run import first_boots, trial
 from overlap_bench.harness.run.events import BlockBegun, Observer, Said, SoFar
-from overlap_bench.harness.run.forecast import Clock
+from overlap_bench.harness.run.first_boots import Clock
 from overlap_bench.harness.run.session import Session, checked_out
-from overlap_bench.harness.store import folders
-from overlap_bench.harness.store.block import Block, stored_block
-from overlap_bench.harness.store.files import SUMMARY_FILE, StoreError, write_summary
-from overlap_bench.harness.store.folders import discard_if_empty, held
+from overlap_bench.harness.store.files import StoreError, write_summary
 from overlap_bench.harness.store.manifest import (
     Manifest,
-    check_resume,
-    described_here,
-    read_manifest,
-    signed,
+    Run,
     write_manifest,
 )
-from overlap_bench.harness.store.tables import finished_blocks, write_block
-from overlap_bench.harness.store.trust import Admit
+from overlap_bench.harness.store.tables import Block, finished_blocks, stored_block, write_block
 
 Display = Callable[[Path, Design], AbstractContextManager[Observer]]
 Trials = Generator[tuple[list[Manifest], list[Block]]]
 # What measures the trials of runs: `trials`, or the same on a cluster.
 Source = Callable[[Mapping[Path, Manifest], Observer], Trials]
 Joined = Callable[[], AbstractContextManager[Source]]  # a cluster, whose source measures several runs at once
-Run = AbstractContextManager[tuple[Path, Manifest]]  # that is to be measured: its folder is held while inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,54 +49,6 @@ class Outcome:
 
 
 Steps = Generator[None, None, Outcome]
-
-
-@contextmanager
-def fresh(
-    design: Design,
-    results: Path,
-    create: Callable[[Path, str, datetime], Path] = folders.create,
-    made_here: bool = True,
-) -> Iterator[tuple[Path, Manifest]]:
-    """A run in a new folder under `results`, which `create` makes. `made_here`: no stored run of elsewhere
-    asked for it. One that ends before its first trial leaves no folder. Raises BadSetting, as `create` does,
-    and WriteFailed."""
-    check_metrics(design)
-    now = datetime.now().astimezone()
-    folder = create(results, design.name, now)
-    try:
-        manifest = described_here(design, folder.name, now, lot=folder.name)
-        manifest = signed(manifest) if made_here else manifest
-        write_manifest(folder, manifest)
-        with held(folder):
-            yield folder, manifest
-    finally:
-        discard_if_empty(folder)
-
-
-@contextmanager
-def stored(folder: Path, design: Design | None, admit: Admit) -> Iterator[tuple[Path, Manifest]]:
-    """A run to go on with; `design` None: as it was asked for, if `admit` allows that. Raises StoreError
-    where the commit, the settings, the machine or the versions are others, and as `admit` does."""
-    manifest = read_manifest(folder)
-    if design is None:  # before anything that it names is looked at
-        admit(folder, [manifest.design], manifest.signature)
-    now = described_here(design or manifest.design, manifest.run, datetime.now().astimezone(), manifest.run)
-    check_resume(manifest, now)
-    with held(folder):
-        kept = len(finished_blocks(folder))
-        if kept < manifest.design.blocks and not (folder / SUMMARY_FILE).exists():
-            manifest = msgspec.structs.replace(manifest, resumed_after=[*manifest.resumed_after, kept])
-            write_manifest(folder, manifest)
-        yield folder, manifest
-
-
-def run_of(design: Design | None, resume: Path | None, results: Path, admit: Admit, **more: Any) -> Run:
-    """A fresh run of `design`; with `resume` that run, to go on with. `more`: as of `fresh`."""
-    if resume is not None:
-        return stored(resume, design, admit)
-    assert design is not None
-    return fresh(design, results, **more)
 
 
 def trials(runs: Mapping[Path, Manifest], observe: Observer) -> Trials:
@@ -229,18 +168,3 @@ def judged(
     from overlap_bench.harness.run.teacher_forcing import judge
 
     return judge(folder, manifest, blocks, lambda line: observe(Said(line)))
-
-
-def differences_from(manifest: Manifest) -> list[str]:
-    """How here and now differ from where and when a run was measured; a rerun tells."""
-    now = described_here(manifest.design, manifest.run, datetime.now().astimezone(), manifest.run)
-    pairs: tuple[tuple[str, Any, Any], ...] = (
-        ("commit", manifest.code, now.code),
-        ("machine", manifest.machine, now.machine),
-        ("versions", manifest.versions, now.versions),
-    )
-    return [
-        f"different {what}: {found}"
-        for what, old, new in pairs
-        if (found := difference(msgspec.to_builtins(old), msgspec.to_builtins(new)))
-    ]

@@ -22,15 +22,13 @@ from overlap_bench.harness.common import processes
 from overlap_bench.harness.common.machine import Code, Machine, code, fingerprint, versions
 from overlap_bench.harness.common.processes import Child
 from overlap_bench.harness.common.signals import postponed, undisturbed
-from overlap_bench.harness.plan.design import Arm, Design
-from overlap_bench.harness.plan.orders import round_seed
+from overlap_bench.harness.plan.design import Arm, Design, round_seed
 from overlap_bench.harness.run import records
 from overlap_bench.harness.run.hosts import RunFailed, environment
 from overlap_bench.harness.run.session import Booted, Session
 from overlap_bench.harness.run.trial import least_context, planned, warmup
 from overlap_bench.harness.store.files import PROFILE, PROFILE_FILE, SCHEMA_VERSION, write_bytes, write_json
-from overlap_bench.harness.store.folders import create, discard
-from overlap_bench.harness.store.manifest import without_places
+from overlap_bench.harness.store.manifest import create, discard, without_places
 from overlap_bench.harness.trace import picture
 from overlap_bench.harness.trace.chrome_export import chrome_trace
 from overlap_bench.harness.trace.timeline import Timeline, timeline

@@ -16,15 +16,14 @@ from overlap_bench.engines import api
 from overlap_bench.harness.analysis import sensitivity
 from overlap_bench.harness.analysis.sensitivity import ABSENT, Sensitivity
 from overlap_bench.harness.metrics import slices
-from overlap_bench.harness.plan.design import Arm, Design
-from overlap_bench.harness.plan.orders import segment_seed
+from overlap_bench.harness.plan.design import Arm, Design, segment_seed
 from overlap_bench.harness.plan.settings import turns_of
 from overlap_bench.harness.run import records
 from overlap_bench.harness.run.session import Booted, Session
 from overlap_bench.harness.run.trial import of_segment, planned
 from overlap_bench.harness.stats.knee import fit
 from overlap_bench.harness.store.files import SCHEMA_VERSION, write_json
-from overlap_bench.harness.store.folders import create, discard
+from overlap_bench.harness.store.manifest import create, discard
 
 BATCH = 16  # of a step, where the workload does not say
 # Sizes of delays, by the length of a step: of a first look; where nothing is hidden; and above a slack, below

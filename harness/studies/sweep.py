@@ -17,10 +17,10 @@ from overlap_bench.harness.plan.grid import Axis, Point
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import spelled
 from overlap_bench.harness.plan.variants import load_variants
-from overlap_bench.harness.run.forecast import NoTime
+from overlap_bench.harness.run.first_boots import NoTime
 from overlap_bench.harness.store import sweep, tables, trust
 from overlap_bench.harness.store.files import SWEEP_FILE, create_within, write_json
-from overlap_bench.harness.store.folders import create, discard
+from overlap_bench.harness.store.manifest import create, discard, run_of
 from overlap_bench.harness.store.sweep import Sweep
 from overlap_bench.harness.store.trust import Admit
 from overlap_bench.harness.studies import measure as measure_
@@ -121,7 +121,7 @@ def _one_by_one(
         say(f"point {number + 1} of {count}: {spelled(point.at)}")
         try:
             more = {"create": create_within, "made_here": made_here}
-            run = measure_.run_of(point.design, found and found[0], folder, admit, **more)
+            run = run_of(point.design, found and found[0], folder, admit, **more)
             measure_.measure(run, display)
         except BaseException as error:
             if isinstance(error, NoTime) and _kept(folder):  # the others may have enough
@@ -144,7 +144,7 @@ def _at_once(folder: Path, planned: Sweep, say: Say, admit: Admit, cluster: Clus
                     continue
                 display = cluster.display(at)
                 more = {"create": create_within, "made_here": made_here}
-                run = measure_.run_of(point.design, found and found[0], folder, admit, **more)
+                run = run_of(point.design, found and found[0], folder, admit, **more)
                 running[at] = steps = measure_.in_steps(run, display, source)
                 next(steps)
             while running:

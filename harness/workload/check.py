@@ -8,8 +8,8 @@ from overlap_bench.engines.api import BadSetting, pick
 from overlap_bench.harness.workload import lengths
 from overlap_bench.harness.workload import prompts as source
 from overlap_bench.harness.workload.arrivals import ARRIVALS, SCHEDULES, TIMING_OPTIONS, parse_ramp, using
+from overlap_bench.harness.workload.lengths import stream
 from overlap_bench.harness.workload.plan import different
-from overlap_bench.harness.workload.streams import stream
 from overlap_bench.harness.workload.workload import DEFAULT, Workload
 
 AT_LEAST_1 = ("num_requests", "concurrency", "prompt_repeats")

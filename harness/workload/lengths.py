@@ -4,6 +4,9 @@
 uniform:16:128        every length from 16 to 128 equally often, both included
 normal:64:16          mean 64, SD 16, rounded; clipped on both sides of the mean alike, at 4 SD or at
                       length 1, whichever is nearer, so that the mean stays what it says
+
+And the random numbers that this and all else of a workload is drawn from: a stream for each purpose, so that
+changing one option reshuffles nothing else.
 """
 
 from __future__ import annotations
@@ -17,6 +20,11 @@ from overlap_bench.engines.api import BadSetting, pick
 
 if TYPE_CHECKING:  # the command line must not wait for numpy
     import numpy as np
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the command line must not wait for numpy
+    import numpy as np
+
 
 FORMS = "a number, uniform:LOW:HIGH or normal:MEAN:SD"
 REACH = 4  # SDs from the mean at which a normal distribution is clipped: 6 in 100,000 lengths
@@ -81,3 +89,15 @@ def normal(mean: float, sd: float, option: str) -> Lengths:
 
 
 DISTRIBUTIONS = {"uniform": uniform, "normal": normal}
+
+
+# The index is part of the seed: new purposes go to the end.
+PURPOSES = ("arrivals", "input_tokens", "max_new_tokens", "prompts", "leads", "trace")
+
+
+def stream(seed: int, purpose: str, *key: int) -> np.random.Generator:
+    """The numbers of one purpose under a round's seed; with a `key`, of one thing within that purpose: the
+    child that numpy.random.SeedSequence(seed).spawn would give at that index, independent of every other."""
+    import numpy as np
+
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *key)))

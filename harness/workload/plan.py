@@ -14,7 +14,7 @@ from overlap_bench.engines.api import BadSetting
 from overlap_bench.harness.workload import lengths
 from overlap_bench.harness.workload import prompts as source
 from overlap_bench.harness.workload.arrivals import ARRIVALS
-from overlap_bench.harness.workload.streams import stream
+from overlap_bench.harness.workload.lengths import stream
 from overlap_bench.harness.workload.workload import Workload
 
 if TYPE_CHECKING:

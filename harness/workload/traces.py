@@ -27,7 +27,7 @@ import msgspec
 
 from overlap_bench.engines.api import BadFile, BadSetting
 from overlap_bench.harness.common.text_files import text_file
-from overlap_bench.harness.workload.streams import stream
+from overlap_bench.harness.workload.lengths import stream
 
 if TYPE_CHECKING:  # the command line must not wait for numpy
     import numpy as np

@@ -26,8 +26,8 @@ from overlap_bench.harness.plan.design import of_one_model
 from overlap_bench.harness.run import teacher_forcing
 from overlap_bench.harness.run.scoring import Answer, Client
 from overlap_bench.harness.store import tables
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.manifest import read_manifest
+from overlap_bench.harness.store.tables import Block
 from tests.support.in_process import ended
 from tests.support.made_blocks import block, described, manifest, side, warned
 

@@ -35,13 +35,13 @@ from overlap_bench.harness.analysis.experiment_result import (
 from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.analysis.values import block_values
 from overlap_bench.harness.common import names
+from overlap_bench.harness.plan.design import orders
 from overlap_bench.harness.plan.experiment_file import Claim, Column, Experiment, Plan, Row
-from overlap_bench.harness.plan.orders import orders
 from overlap_bench.harness.report import experiment_tables
 from overlap_bench.harness.stats import planning
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION, read_summary
 from overlap_bench.harness.store.manifest import read_manifest
+from overlap_bench.harness.store.tables import Block
 from overlap_bench.harness.studies import experiment
 from tests.support.bench_command import last_line, only_run, start
 from tests.support.in_process import ended

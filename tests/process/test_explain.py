@@ -24,8 +24,8 @@ from overlap_bench.harness.metrics.definitions import SLICED, SLICED_MEAN
 from overlap_bench.harness.report import explain_tables
 from overlap_bench.harness.report import page as pages
 from overlap_bench.harness.store import tables
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
+from overlap_bench.harness.store.tables import Block
 from tests.support.in_process import bench
 from tests.support.made_blocks import MS, blocks, manifest, warned
 from tests.support.made_runs import stored

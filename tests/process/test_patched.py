@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from overlap_bench.engines import api
-from overlap_bench.harness.plan.patch import Patch, read_patch
+from overlap_bench.harness.plan.design import Patch
+from overlap_bench.harness.plan.patch import read_patch
 from overlap_bench.harness.run import patched as run_patched
 from overlap_bench.harness.run.patched import Patches, patched
 from tests.support.made_blocks import manifest

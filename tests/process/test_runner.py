@@ -27,10 +27,10 @@ from overlap_bench.engines.processes import ORPHANED
 from overlap_bench.harness.common import processes
 from overlap_bench.harness.common.signals import Interrupted, interruptible
 from overlap_bench.harness.plan.design import Arm
-from overlap_bench.harness.run import first_boots, forecast, hosts, session, trial
-from overlap_bench.harness.store import folders, tables
+from overlap_bench.harness.run import first_boots, hosts, session, trial
+from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.files import StoreError
-from overlap_bench.harness.store.manifest import read_manifest, write_manifest
+from overlap_bench.harness.store.manifest import held, read_manifest, write_manifest
 from overlap_bench.harness.studies import measure
 from tests.support import clockwork_engine, gap
 from tests.support.bench_command import BENCH, PATIENCE_S, Bench, answer_signals, last_line, only_run, start
@@ -133,7 +133,7 @@ def test_a_run_until_decided_stops_at_a_look_and_is_resumed_by_the_same_rule(
 def test_a_run_whose_time_is_up_sooner_than_foreseen_ends_with_what_there_is_and_is_whole(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast.Clock, "is_up", lambda self: True)
+    monkeypatch.setattr(first_boots.Clock, "is_up", lambda self: True)
     short = ("--max-minutes", "100", "--rounds", "1", "--interleaved-rounds", "0")
     code, stdout, stderr = ended(environment, tmp_path, "run", *COMPARE, *short, "--format", "json")
     assert code == 0, stderr
@@ -251,7 +251,7 @@ def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str],
     folder = only_run(tmp_path)
     kept = (folder / "blocks/000/requests.parquet").read_bytes()
     resume = ("run", "--resume", str(folder), "--format", "json")
-    with folders.held(folder):
+    with held(folder):
         code, _, stderr = ended(environment, tmp_path, *resume)
     assert code == 2
     assert last_line(stderr) == f"bench: {folder} is being measured by another bench: wait for its end"

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import across_runs, comparison, explain, stored
 from overlap_bench.harness.metrics import definitions
-from overlap_bench.harness.plan.design import Arm, Design
-from overlap_bench.harness.plan.orders import orders
+from overlap_bench.harness.plan.design import Arm, Design, orders
 from overlap_bench.harness.report import formats, html
 from overlap_bench.harness.run import hosts, preflight, session
 from overlap_bench.harness.run.patched import Patches

@@ -38,8 +38,7 @@ from overlap_bench.harness.store.files import (
     StoreError,
     write_json,
 )
-from overlap_bench.harness.store.folders import create
-from overlap_bench.harness.store.manifest import described_here, read_manifest, write_manifest
+from overlap_bench.harness.store.manifest import create, described_here, read_manifest, write_manifest
 from overlap_bench.harness.studies import experiment
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.bench_command import last_line, only_run

@@ -19,10 +19,9 @@ from overlap_bench.harness.analysis.result import Comparison, FactorialResult, R
 from overlap_bench.harness.common.machine import Code, Machine
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.report import formats
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION, read_summary
 from overlap_bench.harness.store.manifest import Manifest
-from overlap_bench.harness.store.tables import TABLES
+from overlap_bench.harness.store.tables import TABLES, Block
 from overlap_bench.harness.workload.workload import Workload
 
 REQUESTS = 12

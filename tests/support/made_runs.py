@@ -13,16 +13,14 @@ from overlap_bench.engines import api
 from overlap_bench.engines.overlap import SPEC
 from overlap_bench.harness.analysis import comparison
 from overlap_bench.harness.analysis.result import Result
-from overlap_bench.harness.plan.design import Arm, Design
+from overlap_bench.harness.plan.design import Arm, Design, orders
 from overlap_bench.harness.plan.factors import make_factorial
 from overlap_bench.harness.plan.grid import Axis, Point
-from overlap_bench.harness.plan.orders import orders
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.store import sweep
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION, SWEEP_FILE, write_json, write_summary
 from overlap_bench.harness.store.manifest import Manifest, write_manifest
-from overlap_bench.harness.store.tables import write_block
+from overlap_bench.harness.store.tables import Block, write_block
 from tests.support.made_blocks import block, blocks, described, manifest, side
 
 ENGINES = {"overlap": SPEC}

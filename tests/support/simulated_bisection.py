@@ -20,7 +20,7 @@ from overlap_bench.harness.analysis import bisection as analysis
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.run.events import Booting, Foreseen
 from overlap_bench.harness.store.bisection import BAD, GOOD, Bisection
-from overlap_bench.harness.store.changed import ChangedCode
+from overlap_bench.harness.store.manifest import ChangedCode
 from overlap_bench.harness.store.tables import COLUMNS, whole
 from overlap_bench.harness.studies import bisect as study
 from tests.support.made_blocks import described
@@ -88,7 +88,7 @@ class Simulated:
             here.setattr(study.trial, "measure", self._one_block)
             here.setattr(analysis, "block_values", _values)
             if self.kills:  # who is killed tidies nothing up
-                here.setattr(study.folders, "discard", lambda folder: None)
+                here.setattr(study, "discard", lambda folder: None)
             here.setattr(study, "write_block", self._between(study.write_block))
             here.setattr(study.store, "write", self._between(study.store.write))
             return study.measure(folder, stored, minutes, self.said.append)

@@ -16,10 +16,9 @@ import numpy.typing as npt
 from scipy import stats as distributions
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis.rule import reason_to_stop
+from overlap_bench.harness.analysis.values import reason_to_stop
 from overlap_bench.harness.metrics.block import Values
-from overlap_bench.harness.plan.design import Arm, Design
-from overlap_bench.harness.plan.orders import DRAWN_TOGETHER
+from overlap_bench.harness.plan.design import DRAWN_TOGETHER, Arm, Design
 from overlap_bench.harness.stats.stopping import ALPHA, Until
 from overlap_bench.harness.workload.workload import Workload
 

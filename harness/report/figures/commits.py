@@ -19,10 +19,12 @@ def bisection(found: Bisected, width: float = style.WIDTH) -> Figure:
     with style.drawing():
         made, (above, below) = style.panels(width, HEIGHTS, beside=False, around=AROUND)
         look = style.ARMS["after"]
-        seen = {"color": look.colour, "marker": look.marker, "capsize": 2}
         for place, each in enumerate(found.commits, 1):
             if each.change is not None:
-                above.errorbar(place, 100 * each.change, style.spread(each), **seen)
+                spread = style.spread(each)
+                above.errorbar(
+                    place, 100 * each.change, spread, color=look.colour, marker=look.marker, capsize=2
+                )
         above.plot(0, 0, look.marker, color=look.colour)
         places = {each.commit: place for place, each in enumerate(found.commits, 1)}
         level, xs, ys = 0.0, [0.0], [0.0]

@@ -16,8 +16,8 @@ from overlap_bench.harness.analysis import words
 from overlap_bench.harness.analysis.frames import KEYS, Run
 from overlap_bench.harness.analysis.result import MetricRow
 from overlap_bench.harness.common import formatting
+from overlap_bench.harness.common.intervals import Floats
 from overlap_bench.harness.metrics import definitions, requests
-from overlap_bench.harness.metrics.arrays import Floats
 from overlap_bench.harness.report.figures import style
 from overlap_bench.harness.report.figures.given import check, comparison_of
 

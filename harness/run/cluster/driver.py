@@ -39,9 +39,15 @@ from overlap_bench.harness.run.cluster.node import Measured
 from overlap_bench.harness.run.cluster.places import LOOK_S, RESOURCE, Lookout, Places
 from overlap_bench.harness.run.events import BlockBegun, BlockDone, NodeDone, Observer, Said
 from overlap_bench.harness.run.hosts import RunFailed
-from overlap_bench.harness.store.block import Block, Unkept, stored_table
 from overlap_bench.harness.store.manifest import Manifest, Repeat, write_manifest
-from overlap_bench.harness.store.tables import TABLES, finished_blocks, write_packed
+from overlap_bench.harness.store.tables import (
+    TABLES,
+    Block,
+    Unkept,
+    finished_blocks,
+    stored_table,
+    write_packed,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -36,8 +36,7 @@ from overlap_bench.harness.run.session import Session
 from overlap_bench.harness.stats.stopping import ALPHA
 from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.files import EVALUATION_FILE, SCHEMA_VERSION, write_json
-from overlap_bench.harness.store.folders import create, discard
-from overlap_bench.harness.store.manifest import without_places
+from overlap_bench.harness.store.manifest import create, discard, without_places
 
 OWN_TASKS = Path(__file__).with_name("tasks")
 INSTALL = "pip install 'overlap-bench[eval]'"

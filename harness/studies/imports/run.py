@@ -17,17 +17,23 @@ from overlap_bench.harness.analysis import comparison
 from overlap_bench.harness.analysis.plain import to_stored
 from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.analysis.values import block_values, measured
-from overlap_bench.harness.common import differences
+from overlap_bench.harness.common import names
 from overlap_bench.harness.common.machine import Code, Machine
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.definitions import TOLD
 from overlap_bench.harness.metrics.requests import request_times
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.store import tables
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.files import SCHEMA_VERSION, digest, write_summary
-from overlap_bench.harness.store.folders import create, discard
-from overlap_bench.harness.store.manifest import NOT_RECORDED, Imported, Manifest, write_manifest
+from overlap_bench.harness.store.manifest import (
+    NOT_RECORDED,
+    Imported,
+    Manifest,
+    create,
+    discard,
+    write_manifest,
+)
+from overlap_bench.harness.store.tables import Block
 from overlap_bench.harness.studies.imports import files
 from overlap_bench.harness.studies.imports.result import NO_LIMITS, NOT_TOLD, Sent, ToolResult, ns
 from overlap_bench.harness.workload.workload import Workload
@@ -106,7 +112,7 @@ def _check_alike(first: ToolResult, other: ToolResult, name: str, file: str) -> 
         ("models", first.model, other.model),
         ("workloads", dict(first.asked), dict(other.asked)),
     ):
-        found = differences.difference(old, new)
+        found = names.difference(old, new)
         if found:
             raise api.BadSetting(
                 f"{name} and {file} are not trials of one arm: their {what} differ: {found.strip()}"

@@ -16,7 +16,7 @@ from overlap_bench.harness.analysis.values import block_seconds
 from overlap_bench.harness.analysis.warnings import Severity, Warning
 from overlap_bench.harness.metrics.definitions import SLICED
 from overlap_bench.harness.metrics.ranks import DEVICE
-from overlap_bench.harness.plan.patch import Patch
+from overlap_bench.harness.plan.design import Patch
 from overlap_bench.harness.stats.stopping import until_clear
 from overlap_bench.harness.store.manifest import Manifest
 from tests.support.made_blocks import MS, block, blocks, manifest, result, side, warned

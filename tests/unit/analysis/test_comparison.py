@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis import comparison, outputs, rule, words
+from overlap_bench.harness.analysis import comparison, outputs, words
 from overlap_bench.harness.analysis.mechanism import mechanism
 from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.analysis.result import Counter, Outputs
-from overlap_bench.harness.analysis.values import block_values
+from overlap_bench.harness.analysis.values import block_values, judged
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.report import formats
-from overlap_bench.harness.store.changed import ChangedCode, Overlaid
+from overlap_bench.harness.store.manifest import ChangedCode, Overlaid
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.made_blocks import (
     block,
@@ -211,13 +211,13 @@ def test_a_gate_fails_where_nothing_is_left_of_a_metric() -> None:
     plan = manifest(goodput={"tpot": 5.0})
     values = [block_values(plan.design, each) for each in blocks(2.0)]
     names = ("goodput_req_s", "ttft_ms_p50")
-    found = rule.judged(plan.design, values, names, 0.02)
+    found = judged(plan.design, values, names, 0.02)
     assert list(found) == list(names)
     row = found["goodput_req_s"]
     assert (row.after, row.change, row.verdict, row.remark) == (0, -1, "fail", "0 in every trial of after")
     assert row.before > 0
     assert row.p == 2 * 0.5**6
-    few = rule.judged(plan.design, values[:4], names, 0.02)["goodput_req_s"]
+    few = judged(plan.design, values[:4], names, 0.02)["goodput_req_s"]
     assert (few.verdict, few.p) == ("undecided", 2 * 0.5**4)  # of two metrics: Holm
 
 
@@ -225,7 +225,7 @@ def test_a_gate_says_where_a_metric_has_no_ratio() -> None:
     plan = manifest(goodput={"tpot": 3.8})
     values = [block_values(plan.design, each) for each in blocks(0.9)]
     with pytest.raises(api.EngineError, match="goodput_req_s is 0 in trial 0 of before"):
-        rule.judged(plan.design, values, ["goodput_req_s"], 0.02)
+        judged(plan.design, values, ["goodput_req_s"], 0.02)
 
 
 def test_a_counter_is_per_round_in_both_arms_where_one_records_no_steps() -> None:

@@ -11,8 +11,8 @@ import pytest
 from overlap_bench.harness.analysis import comparison, nodes
 from overlap_bench.harness.analysis.result import Comparison, Effect, Result
 from overlap_bench.harness.analysis.values import block_seconds, block_values
-from overlap_bench.harness.store.block import Block
 from overlap_bench.harness.store.manifest import Manifest, Repeat
+from overlap_bench.harness.store.tables import Block
 from tests.support.made_blocks import block, manifest, shown, side, warned
 from tests.support.made_runs import TPOT, factorial_blocks, planned_factorial
 

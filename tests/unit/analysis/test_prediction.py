@@ -23,7 +23,7 @@ from overlap_bench.harness.common.machine import Machine
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.plan.variants import load_variants
 from overlap_bench.harness.report import tables
-from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.tables import Block
 from tests.support.made_blocks import manifest
 from tests.unit.metrics.test_attribution import frame, one_step
 

@@ -15,7 +15,7 @@ from overlap_bench.harness.metrics.definitions import DRAINED, SLICED, UNDISTURB
 from overlap_bench.harness.plan.experiment_file import Quantity
 from overlap_bench.harness.report import tables
 from overlap_bench.harness.stats import paired
-from overlap_bench.harness.store.block import Block
+from overlap_bench.harness.store.tables import Block
 from tests.support.made_blocks import MS, manifest, side, warned
 
 DESIGN = manifest(primary=SLICED).design

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from overlap_bench.engines import api
-from overlap_bench.harness.metrics import boot, definitions
+from overlap_bench.harness.metrics import block, definitions
 from overlap_bench.harness.metrics.requests import gaps_ms, mean_decoding
 from overlap_bench.harness.run import load_generator, records
 from overlap_bench.harness.run.messages import RunRound
@@ -62,7 +62,7 @@ def rounds(*spans: tuple[int, int]) -> pd.DataFrame:
 
 
 def measured(*requests: dict[str, object]) -> dict[str, float]:
-    return boot.of_boot(pd.DataFrame(requests), NOTHING, rounds((100, 300)), NOTHING)
+    return block.of_boot(pd.DataFrame(requests), NOTHING, rounds((100, 300)), NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_goodput_counts_requests_that_meet_every_objective() -> None:
 
     def goodput(**objectives: float) -> float:
         frame = pd.DataFrame([good, slow_start, single, failed])
-        return boot.of_boot(frame, NOTHING, rounds((100, 300)), NOTHING, objectives)["goodput_req_s"] * 0.2
+        return block.of_boot(frame, NOTHING, rounds((100, 300)), NOTHING, objectives)["goodput_req_s"] * 0.2
 
     assert goodput(ttft=1000) == pytest.approx(3)
     assert goodput(ttft=17) == pytest.approx(2)  # at most: 17 is met
@@ -187,7 +187,7 @@ def test_failures_are_counted_and_are_in_no_latency() -> None:
 
 def test_throughput_is_over_the_wall_time_of_all_rounds() -> None:
     table = pd.DataFrame([request(), request(round=1), request(round=1)])
-    values = boot.of_boot(table, NOTHING, rounds((100, 300), (1000, 1300)), NOTHING)
+    values = block.of_boot(table, NOTHING, rounds((100, 300), (1000, 1300)), NOTHING)
     assert values["throughput_tok_s"] == pytest.approx(15 / 0.5)
     assert values["throughput_total_tok_s"] == pytest.approx(24 / 0.5)
     assert values["throughput_req_s"] == pytest.approx(3 / 0.5)

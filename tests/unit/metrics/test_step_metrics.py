@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_bench.engines import api
-from overlap_bench.harness.metrics import boot, definitions
+from overlap_bench.harness.metrics import block, definitions
 from overlap_bench.harness.metrics.steps import (
     decode_intervals,
     device_busy,
@@ -77,7 +77,7 @@ def frames(source: api.RoundRecord, number: int = 0) -> tuple[pd.DataFrame, pd.D
 
 def test_step_metrics_by_hand() -> None:
     steps, device = frames(EXAMPLE)
-    values = boot.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
+    values = block.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
     # Pairs of decode steps: 1-2 (10 ms, all execution) and 4-5 (16 ms, 13 of them execution).
     assert values["step_ms"] == pytest.approx(13)
     # Every decode step, behind whatever: 1, 2, 4 and 5 took 10, 10, 14 and 16 ms.
@@ -104,11 +104,11 @@ def test_no_interval_spans_a_step_that_was_not_recorded() -> None:
 
 def test_steps_without_a_recorder_or_a_device() -> None:
     for steps in (NOTHING, records.steps_frame(api.RoundRecord()).assign(round=0)):
-        values = boot.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), NOTHING)
+        values = block.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), NOTHING)
         assert math.isnan(values["step_ms"])
         assert math.isnan(values["phase_launch_us"])
     steps, device = frames(record([(0, DECODE, 1, 0, 1), (1, DECODE, 1, 0, 1)], []))
-    values = boot.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
+    values = block.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
     assert math.isnan(values["step_ms"])
     assert math.isnan(values["device_busy"])
     assert values["phase_schedule_us"] == pytest.approx(1000)
@@ -116,7 +116,7 @@ def test_steps_without_a_recorder_or_a_device() -> None:
 
 def test_every_metric_has_a_description_and_the_other_way_round() -> None:
     steps, device = frames(EXAMPLE)
-    values = boot.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
+    values = block.of_boot(pd.DataFrame([request()]), steps, rounds((0, 100)), device)
     assert values.keys() | set(definitions.BETWEEN_ARMS) == definitions.METRICS.keys()
     assert all(name == metric.name for name, metric in definitions.METRICS.items())
 
@@ -235,5 +235,5 @@ def test_a_step_that_gives_each_request_several_tokens_counts_as_that_many() -> 
     assert list(found["interval_ns"]) == [100 * MS / 6, 90 * MS / 8]
     assert list(found["device_ns"]) == [90 * MS / 6, 80 * MS / 8]
     assert round_step_ms_mean(counted) == pytest.approx((90 + 100 + 90) / (8 + 6 + 8))
-    values = boot.of_boot(pd.DataFrame([request()]), counted, rounds((0, 300)), device)
+    values = block.of_boot(pd.DataFrame([request()]), counted, rounds((0, 300)), device)
     assert values["phase_schedule_us"] == pytest.approx(24_000 / (8 + 6 + 8))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from overlap_bench.engines import api
 from overlap_bench.harness.plan import experiment_file
+from overlap_bench.harness.plan.design import workload_order
 from overlap_bench.harness.plan.experiment_file import Adjusted
-from overlap_bench.harness.plan.orders import workload_order
 from overlap_bench.harness.studies import experiment
 from tests.support.in_process import bench
 

@@ -22,10 +22,9 @@ from overlap_bench.harness.run.cluster import driver, node
 from overlap_bench.harness.run.cluster.places import HEAD_S, RESOURCE, Lookout, Places, places
 from overlap_bench.harness.run.events import Event, Said
 from overlap_bench.harness.run.hosts import RunFailed
-from overlap_bench.harness.store.block import stored_block
 from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
-from overlap_bench.harness.store.tables import TABLES, packed, write_block, write_packed
+from overlap_bench.harness.store.tables import TABLES, packed, stored_block, write_block, write_packed
 from tests.support.made_blocks import block as made_block
 from tests.support.made_blocks import described, manifest, side
 

@@ -14,7 +14,7 @@ from overlap_bench.harness.run import foreign, overlay
 from overlap_bench.harness.run.foreign import loaded_from_elsewhere
 from overlap_bench.harness.run.hosts import Trees
 from overlap_bench.harness.run.watch import Seen
-from overlap_bench.harness.store.changed import Overlaid
+from overlap_bench.harness.store.manifest import Overlaid
 from tests.support.made_blocks import manifest
 
 

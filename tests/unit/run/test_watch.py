@@ -20,7 +20,7 @@ from overlap_bench.harness.run.watch import (
     top_level,
 )
 from overlap_bench.harness.run.watcher import sitecustomize
-from overlap_bench.harness.store.changed import ChangedCode
+from overlap_bench.harness.store.manifest import ChangedCode
 from tests.support.made_blocks import manifest
 
 MAP = """class Map:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis.rule import reason_to_stop
+from overlap_bench.harness.analysis.values import reason_to_stop
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.plan.settings import make_gate

@@ -16,7 +16,7 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.engines.presets import TOKENIZER_FILE
 from overlap_bench.harness.analysis import frames
-from overlap_bench.harness.common import differences, machine
+from overlap_bench.harness.common import machine, names
 from overlap_bench.harness.common.machine import Code, Machine
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.store.files import (
@@ -30,12 +30,13 @@ from overlap_bench.harness.store.files import (
     prepare,
     write_summary,
 )
-from overlap_bench.harness.store.folders import create, discard_if_empty
 from overlap_bench.harness.store.manifest import (
     Manifest,
     check_resume,
     check_same_data,
+    create,
     described_here,
+    discard_if_empty,
     read_manifest,
     without_places,
     write_manifest,
@@ -361,11 +362,11 @@ def made_here(monkeypatch: pytest.MonkeyPatch, workload: Workload) -> Manifest:
 
 def test_differences_are_named_up_to_four_and_counted() -> None:
     old = dict.fromkeys("abcdef", 1)
-    assert differences.difference(old, old) == ""
-    assert differences.difference(old, {**old, "b": 2}) == "b was 1, is 2"
-    nested = differences.difference({"x": [1, {"y": 2}]}, {"x": [0, {"y": 3}]})
+    assert names.difference(old, old) == ""
+    assert names.difference(old, {**old, "b": 2}) == "b was 1, is 2"
+    nested = names.difference({"x": [1, {"y": 2}]}, {"x": [0, {"y": 3}]})
     assert nested == "x.0 was 1, is 0; x.1.y was 2, is 3"
-    changed = differences.difference(old, dict.fromkeys("abcdef", 2))
+    changed = names.difference(old, dict.fromkeys("abcdef", 2))
     assert changed.startswith("a was 1, is 2; b was 1, is 2; ")
     assert changed.endswith("; and 2 more")
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis.catalogue import NOT_MEASURED, Entry, measured_by
+from overlap_bench.harness.analysis.catalogue import NOT_MEASURED, Entry
 from overlap_bench.harness.analysis.plain import to_stored
-from overlap_bench.harness.plan.variants import load_unmeasured, load_variants
+from overlap_bench.harness.plan.variants import load_unmeasured, load_variants, measured_by
 from overlap_bench.harness.store.files import write_summary
 from overlap_bench.harness.store.manifest import Manifest, write_manifest
 from overlap_bench.harness.studies.catalogue import catalogue_of

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from overlap_bench.engines.api import EngineError
-from overlap_bench.harness.run.forecast import NoTime
+from overlap_bench.harness.run.first_boots import NoTime
 from overlap_bench.harness.studies import sweep
 
 POINTS = [SimpleNamespace(at={"concurrency": str(number)}, design=number) for number in range(5)]
@@ -25,7 +25,7 @@ def test_points_that_were_not_begun_are_not_counted_as_done(
             raise EngineError("the cluster is gone")
         yield
 
-    monkeypatch.setattr(sweep.measure_, "run_of", lambda design, *_, **__: design)
+    monkeypatch.setattr(sweep, "run_of", lambda design, *_, **__: design)
     monkeypatch.setattr(sweep.measure_, "in_steps", in_steps)
     monkeypatch.setattr(sweep, "_kept", lambda folder: True)
     cluster = sweep.Cluster(cast(Any, lambda: nullcontext(None)), cast(Any, str))
@@ -48,7 +48,7 @@ def test_a_point_without_time_for_a_verdict_is_left_out_and_the_first_one_ends_t
             raise NoTime("1 trial fits into 3 minutes")
         done.append(design)
 
-    monkeypatch.setattr(sweep.measure_, "run_of", lambda design, *_, **__: design)
+    monkeypatch.setattr(sweep, "run_of", lambda design, *_, **__: design)
     monkeypatch.setattr(sweep.measure_, "measure", of_point)
     monkeypatch.setattr(sweep.sweep, "run_of", lambda point, runs: None)
     monkeypatch.setattr(sweep, "_kept", lambda folder: bool(done))

@@ -15,8 +15,8 @@ from overlap_bench.engines.api import BadSetting
 from overlap_bench.harness.workload import lengths
 from overlap_bench.harness.workload.arrivals import ARRIVALS
 from overlap_bench.harness.workload.check import check
+from overlap_bench.harness.workload.lengths import PURPOSES, stream
 from overlap_bench.harness.workload.plan import plan
-from overlap_bench.harness.workload.streams import PURPOSES, stream
 from overlap_bench.harness.workload.workload import Workload
 
 MANY = 20_000
