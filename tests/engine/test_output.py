@@ -246,7 +246,7 @@ def sent(tokenizer: Tokenizer, ids: list[int], interval: int = 1) -> list[api.Ev
 
 @pytest.mark.parametrize("model", TOKENIZERS)
 @given(ids=st.lists(st.integers(0, 4095), min_size=1, max_size=30), interval=st.integers(1, 8))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_chunks_together_are_the_text_of_all_tokens(model: str, ids: list[int], interval: int) -> None:
     """Half a character at the end included, for which no further token comes."""
     tokenizer = TOKENIZERS[model]

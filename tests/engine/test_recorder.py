@@ -224,7 +224,6 @@ def test_a_delay_is_spent_in_its_phase_of_each_step_and_stands_in_its_record():
     spent = records.delay.put("", 0)
     assert spent >= 3 * 200_000
     table = records.table()
-    assert table is not None
     rows = np.frombuffer(table.data, dtype=np.int64).reshape(table.rows, -1)
     frame = dict(zip(table.columns, rows.T, strict=True))
     in_phase = (frame["schedule.end"] - frame["schedule.start"]).sum()

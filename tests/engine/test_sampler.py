@@ -29,7 +29,6 @@ def test_the_numbers_are_split_mix():
     assert split_mix(0, 1) == 0xE220A8397B1DCDAF, "as its authors' program prints first"
 
 
-@settings(deadline=None)
 @given(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(1, 1 << 20))
 def test_the_device_computes_the_same_numbers(seed, position):
     got = uniforms(torch.tensor([seed]), torch.tensor([position], dtype=torch.int32)).item()
@@ -67,7 +66,7 @@ def filtered(logits: torch.Tensor, temperature: float, top_k: int, top_p: float)
     return logits.softmax(-1)[0]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)  # rounding may move a border
+@settings(max_examples=60, derandomize=True)  # rounding may move a border
 @given(
     seed=st.integers(0, 10_000),
     temperature=st.floats(0.3, 3.0),
@@ -124,11 +123,7 @@ def test_a_filter_that_lets_all_through_changes_nothing():
     assert torch.equal(without, with_filter)
 
 
-def test_the_coldest_temperature_chooses_the_most_likely():
+@pytest.mark.parametrize("options", [{"temperature": 1e-40}, {"top_p": 1e-50}])
+def test_what_is_too_small_for_float32_leaves_the_most_likely(options):
     logits = some_logits(seed=5)
-    assert set(draw(logits, 50, temperature=1e-40).tolist()) == {int(logits.argmax())}
-
-
-def test_a_top_p_too_small_for_float32_leaves_the_most_likely():
-    logits = some_logits(seed=6)
-    assert set(draw(logits, 50, top_p=1e-50).tolist()) == {int(logits.argmax())}
+    assert set(draw(logits, 50, **options).tolist()) == {int(logits.argmax())}

@@ -215,7 +215,7 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestBooks.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 def test_a_token_in_flight_is_named_by_its_request_slot():

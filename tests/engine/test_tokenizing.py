@@ -184,7 +184,6 @@ class Woken(api.Engine):
         Woken.went_on = pump(None)
 
     def stop(self) -> None:
-        assert self.wake_fd is not None
         os.close(self.wake_fd)
 
 

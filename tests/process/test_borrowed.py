@@ -541,7 +541,6 @@ def test_kill_9_leaves_the_repository_as_it_was_and_the_next_run_removes_the_res
     before = fingerprint(two)
     for lines in (1, 2, 3):  # at any place, which is chance
         process = subprocess.Popen([sys.executable, "-c", TAKING, two], stdout=subprocess.PIPE)
-        assert process.stdout is not None
         for _ in range(lines):
             process.stdout.readline()
         process.send_signal(signal.SIGSTOP)

@@ -17,13 +17,12 @@ from overlap_bench.harness.cli.progress import on_stderr
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.files import WriteFailed, append_text, write_json, write_text
-from overlap_bench.harness.store.manifest import write_manifest
 from overlap_bench.harness.studies import sweep
 from tests.support.bench_command import BENCH, last_line
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import done
-from tests.support.made_blocks import blocks, manifest
-from tests.support.made_runs import stored_sweep
+from tests.support.made_blocks import blocks
+from tests.support.made_runs import stored, stored_sweep
 
 FULL = 64  # bytes that still fit into a file: as on a full disk a write fails, and every folder can be made
 TOO_LARGE = "File too large"  # what the system says of it
@@ -60,12 +59,7 @@ def bench_on_a_full_disk(where: Path, environment: dict[str, str], *arguments: s
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A finished run."""
-    plan = manifest(6)
-    folder = tmp_path / "results" / plan.run
-    write_manifest(folder, plan)
-    for block in blocks(1.0):
-        tables.write_block(folder, block.number, block.tables)
-    return folder
+    return Path(stored(tmp_path / "results", "a-run"))
 
 
 def test_what_does_not_fit_is_no_fault_of_what_was_asked(tmp_path: Path) -> None:

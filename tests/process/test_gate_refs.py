@@ -115,7 +115,6 @@ def test_a_patch_that_makes_it_slower_fails_and_one_that_is_in_already_is_refuse
     assert result["comparisons"][0]["after"]["patch"]["files"] == ["paced_engine.py"]
     (run,) = [each for each in (repository / "results").iterdir() if each.is_dir()]
     changed = read_manifest(run).changed_code
-    assert changed is not None
     assert changed.counts
     assert_nothing_is_left(environment)
 

@@ -28,8 +28,6 @@ def of(checkout: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(
         "checked_out", checkout / "harness" / "common" / "machine.py"
     )
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

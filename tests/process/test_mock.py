@@ -255,7 +255,6 @@ def test_percentiles_of_lateness_are_exact_to_the_microsecond(us: list[int]) -> 
 
 def test_ctrl_c_ends_a_mock_with_130(tmp_path: Path) -> None:
     bench = start(installed(tmp_path), tmp_path, "serve", "--mock", "--port", "0")
-    assert bench.popen.stdout is not None
     bench.popen.stdout.readline()
     bench.popen.send_signal(2)
     assert bench.end()[0] == 130

@@ -73,7 +73,6 @@ def test_what_a_process_of_the_run_started_is_no_stranger() -> None:
             assert time.monotonic() < deadline
             ended = readings.read({"server": parent.pid})
         row = readings.between(began, ended)
-        assert parent.stdin is not None
         parent.stdin.close()
     assert not any(name.startswith(readings.OWN) for name in row)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_bench.engines import api
@@ -32,13 +32,9 @@ from tests.support.in_process import ended
 from tests.support.made_blocks import manifest, result, shown, warned
 from tests.support.made_runs import NAMES, stored_three, three, three_blocks
 
-untimed = settings(deadline=None)
-
-
 # -- order ------------------------------------------------------------------------------------------------
 
 
-@untimed
 @given(st.text(), st.integers(0, 100), st.integers(1, 16))
 def test_every_arm_runs_once_in_each_round(lot: str, number: int, arms: int) -> None:
     found = orders(lot, number, arms)
@@ -46,7 +42,6 @@ def test_every_arm_runs_once_in_each_round(lot: str, number: int, arms: int) -> 
     assert found == orders(lot, number, arms)
 
 
-@untimed
 @given(st.text(), st.integers(0, 10), st.integers(2, 16))
 def test_in_six_blocks_each_arm_runs_both_before_the_first_arm_and_behind_it(
     lot: str, six: int, arms: int

@@ -59,7 +59,6 @@ def test_one_arm_runs_at_a_time_and_each_runs_so_many_steps(session: Session, ar
         spans = []
         for record, turns in take_turns(session, booted[:: -1 if number % 2 else 1]):
             frame = records.turns_frame(turns)
-            assert record.steps is not None
             assert record.steps.rows == 32
             found = slices.of_turns(records.steps_frame(record), frame, lead=1)
             assert found["steps"].tolist() == [STEPS] * 8

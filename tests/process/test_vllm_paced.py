@@ -200,7 +200,6 @@ def test_a_diff_of_vllm_is_an_arm(tmp_path: Path) -> None:
     """The diff schedules for a known time longer. What is installed stays as it is."""
     source = scheduler_of(PYTHON)
     begins = re.search(r"    def schedule\(.*\n", source.read_text())
-    assert begins is not None
     busy = ["import time", "until = time.perf_counter() + 0.001", "while time.perf_counter() < until: pass"]
     lines = "".join(f"        {line}\n" for line in busy)
     changed = source.read_text().replace(begins[0], begins[0] + lines)

@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 from rich.console import Console
@@ -142,9 +143,16 @@ def blocks(factor: float, count: int = 6, noise: float = 0.001, **after: Any) ->
     ]
 
 
+_found: dict[bytes, Result] = {}
+
+
 def result(factor: float = 0.9, plan: Manifest | None = None, **more: Any) -> Result:
+    """Read by many, changed by none, and so computed once."""
     plan = plan or manifest()
-    return comparison.result(plan, blocks(factor, plan.design.blocks, **more))
+    asked = msgspec.json.encode((factor, plan, more))
+    if asked not in _found:
+        _found[asked] = comparison.result(plan, blocks(factor, plan.design.blocks, **more))
+    return _found[asked]
 
 
 def warned(found: Comparison | Explained | FactorialResult) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,19 @@ ENGINES = {"overlap": SPEC}
 
 
 def stored(
-    folder: Path, name: str, factor: float = 1.0, plan: Manifest | None = None, count: int | None = None
+    folder: Path,
+    name: str,
+    factor: float = 1.0,
+    plan: Manifest | None = None,
+    count: int | None = None,
+    measured: Sequence[Block] = (),
 ) -> str:
-    """A run on disk, whose after arm's TPOT is `factor` times the before arm's 4 ms."""
+    """A run on disk, whose after arm's TPOT is `factor` times the before arm's 4 ms, or with these blocks."""
     plan = msgspec.structs.replace(plan or manifest(), run=name)
     path = folder / name
     write_manifest(path, plan)
     arms = [arm.name for arm in plan.design.arms]
-    for each in blocks(factor, count or plan.design.blocks):
+    for each in measured or blocks(factor, count or plan.design.blocks):
         write_block(path, each.number, each.only(arms).tables)
     return str(path)
 
@@ -105,27 +111,12 @@ def three(blocks: int = 6, **design: Any) -> Manifest:
 
 def three_blocks(factors: tuple[float, float], noise: float = 0.001, **last: Any) -> list[Block]:
     """Blocks in which the TPOT of the second and third arm is so many times the first's."""
-    random = np.random.default_rng(1)
-    luck = np.exp(random.normal(0, noise, (6, 3)))
-    return [
-        block(
-            number,
-            {
-                "before": side(4 * own[0]),
-                "half": side(4 * factors[0] * own[1]),
-                "all": side(4 * factors[1] * own[2], **last),
-            },
-        )
-        for number, own in enumerate(luck)
-    ]
+    tpot_ms = {name: 4 * factor for name, factor in zip(NAMES, (1, *factors), strict=True)}
+    return factorial_blocks(three(), tpot_ms, noise, **last)
 
 
 def stored_three(folder: Path, factors: tuple[float, float] = (0.9, 0.8)) -> Path:
-    plan = three()
-    write_manifest(folder, plan)
-    for each in three_blocks(factors):
-        write_block(folder, each.number, dict(each.tables))
-    return folder
+    return Path(stored(folder.parent, folder.name, plan=three(), measured=three_blocks(factors)))
 
 
 FACTORS = {1: 0.95, 8: 0.9, 32: 1.0}
@@ -153,9 +144,7 @@ def stored_sweep(folder: Path) -> Path:
     )
     write_json(folder / SWEEP_FILE, planned)
     for number, (point, plan) in enumerate(made[:2]):
-        run = folder / f"run-{number}"
-        write_manifest(run, msgspec.structs.replace(plan, run=run.name, design=point.design))
-        for each in blocks(FACTORS[int(point.at["concurrency"])]):
-            write_block(run, each.number, dict(each.tables))
-        write_summary(run, {})
+        plan = msgspec.structs.replace(plan, design=point.design)
+        run = stored(folder, f"run-{number}", FACTORS[int(point.at["concurrency"])], plan)
+        write_summary(Path(run), {})
     return folder

@@ -42,8 +42,12 @@ def export(folder: Path, tables: dict[str, made.Rows], strings: tuple[str, ...] 
     return trace_file.read(made.write(folder / "export.sqlite", tables, strings))
 
 
+def parts(trace: Trace) -> dict[str, Part]:
+    return {each.name: each for each in analysis.analyse(trace)}
+
+
 def part(trace: Trace, name: str) -> Part:
-    return next(each for each in analysis.analyse(trace) if each.name == name)
+    return parts(trace)[name]
 
 
 def values(found: Part, *key: str) -> dict[str, float | None]:

@@ -30,7 +30,6 @@ def test_a_verdict_is_stored_with_its_reason_and_an_older_one_gets_the_reason_th
 ) -> None:
     (found,) = result(factor, manifest(trials), noise=noise).comparisons
     assert found.verdict == verdict
-    assert found.decided is not None
     assert found.decided.verdict == verdict.word
     assert from_plain(to_stored(found), Comparison).verdict == verdict
     assert from_plain(to_plain(found), Comparison).verdict == verdict  # without it, as older files are

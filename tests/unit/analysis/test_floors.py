@@ -104,45 +104,36 @@ def warnings(folder: Path, plan: Manifest, **more: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("plan", "reason"),
+    ("plan", "kind", "reason"),
     [
         (
             later(machine=Machine(cpu="other", cores=8, kernel="6", memory_gib=8, gpus=[])),
+            "foreign",
             "machine.cpu was 'a cpu', is 'other'",
         ),
         (
             redesigned(
                 later(), workload=msgspec.structs.replace(manifest().design.workload, max_new_tokens=9)
             ),
+            "foreign",
             "workload.max_new_tokens was 128, is 9",
         ),
-        (redesigned(later(), blocks=3), "trials was 6, is 3"),
-        (redesigned(later(), rounds=5), "rounds was 2, is 5"),
+        (redesigned(later(), blocks=3), "foreign", "trials was 6, is 3"),
+        (redesigned(later(), rounds=5), "foreign", "rounds was 2, is 5"),
+        (later(created="2026-07-04T03:02:01+00:00"), "stale", "61 days old"),
+        (later(versions={"torch": "3"}), "stale", "torch was None, is '3'"),
     ],
 )
-def test_a_foreign_floor_is_named(tmp_path: Path, plan: Manifest, reason: str) -> None:
+def test_a_foreign_or_stale_floor_is_named(tmp_path: Path, plan: Manifest, kind: str, reason: str) -> None:
     kept(tmp_path, aa())
-    text = warnings(tmp_path, plan)
-    assert "foreign noise floor, measured on 2026-05-04 by a-run" in text
-    assert reason in text
+    (said,) = (line for line in warnings(tmp_path, plan).splitlines() if "noise floor, measured on" in line)
+    assert said.startswith(f"{kind} noise floor, measured on 2026-05-04 by a-run: ")
+    assert reason in said
 
 
 def test_a_floor_of_nearly_as_many_rounds_is_no_foreign_one(tmp_path: Path) -> None:
     kept(tmp_path, aa())
     assert "noise floor" not in warnings(tmp_path, redesigned(later(), rounds=3))
-
-
-@pytest.mark.parametrize(
-    ("plan", "reason"),
-    [
-        (later(created="2026-07-04T03:02:01+00:00"), "61 days old"),
-        (later(versions={"torch": "3"}), "torch was None, is '3'"),
-    ],
-)
-def test_a_stale_floor_is_named(tmp_path: Path, plan: Manifest, reason: str) -> None:
-    kept(tmp_path, aa())
-    text = warnings(tmp_path, plan)
-    assert f"stale noise floor, measured on 2026-05-04 by a-run: {reason}" in text
 
 
 @pytest.mark.parametrize("created", ["yesterday", "2026-05-04T03:02:01"])

@@ -167,7 +167,6 @@ def test_a_summary_shows_what_moved_or_that_it_is_too_early_to_say() -> None:
 
 def test_what_is_doubted_does_not_pass_and_says_why() -> None:
     result, _ = gated()
-    assert result.gate is not None
     doubted = gate.doubted(result.gate, ["it moved"])
     assert doubted.verdict == "undecided"
     said = gate_tables.conclusion(msgspec.structs.replace(result, gate=doubted))

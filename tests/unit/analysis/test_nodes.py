@@ -43,7 +43,6 @@ DISAGREE = {"a": [-0.081, -0.079, -0.080], "b": [-0.020, -0.021, -0.019]}
 def test_nodes_that_agree_leave_the_interval_as_it_is() -> None:
     on_two, alone = found(AGREE), found({"a": [*AGREE["a"], *AGREE["b"]]})
     assert alone.nodes is None
-    assert on_two.nodes is not None
     assert on_two.nodes.unit == "trial"
     assert on_two.metrics["tpot_ms_p50"].sd == pytest.approx(alone.metrics["tpot_ms_p50"].sd)
     assert on_two.metrics["tpot_ms_p50"].verdict == "faster"
@@ -52,7 +51,6 @@ def test_nodes_that_agree_leave_the_interval_as_it_is() -> None:
 
 def test_each_node_shows_its_own_change() -> None:
     changes = found(DISAGREE).nodes
-    assert changes is not None
     assert changes.changes["a"].change == pytest.approx(-0.08, abs=0.001)
     assert changes.changes["b"].change == pytest.approx(-0.02, abs=0.001)
     assert changes.changes["a"].blocks == 3
@@ -61,13 +59,11 @@ def test_each_node_shows_its_own_change() -> None:
 def test_where_nodes_disagree_each_counts_once() -> None:
     apart = found(DISAGREE)
     row = apart.metrics["tpot_ms_p50"]
-    assert apart.nodes is not None
     assert apart.nodes.unit == "node"
     assert row.verdict == "undecided"  # two nodes say nothing of a third
     assert any("nodes disagree" in each and "measure on more nodes" in each for each in warned(apart))
     many = {str(node): [-0.05 + 0.004 * node] * 2 for node in range(6)}
     decided = found({node: [each + 0.0001, each - 0.0001] for node, (each, _) in many.items()})
-    assert decided.nodes is not None
     assert decided.nodes.unit == "node"
     assert decided.metrics["tpot_ms_p50"].verdict == "faster"
     assert any("nodes disagree" in each and "more nodes narrow it" in each for each in warned(decided))
@@ -118,7 +114,6 @@ def warned_of(plan: Manifest, blocks: list[Block]) -> list[str]:
 
 
 def mains(found: Result) -> list[Effect]:
-    assert found.factorial is not None
     effects = found.factorial.metrics["tpot_ms_p50"].effects
     return [each for each in effects if len(each.effect) == 1]
 
@@ -134,7 +129,6 @@ def test_nodes_that_disagree_about_one_effect_of_a_factorial_count_once_there_an
         return comparison.result(plan, [Block(number, each.tables) for number, each in enumerate(made)])
 
     def told(result: Result) -> list[str]:
-        assert result.factorial is not None
         return [each.text for each in result.factorial.warnings if each.kind == "nodes_disagree_about"]
 
     agree, apart = found(TPOT, "aaaabbbb"), found(more, "aaaabbbb")

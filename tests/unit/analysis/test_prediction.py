@@ -64,37 +64,39 @@ def arms(variant: str, **options: Any) -> tuple[Arm, Arm]:
     return first, second
 
 
-def test_overlap_leaves_the_device_and_its_turnaround() -> None:
-    assert prediction.overlap(before(), None).interval == 800
-    found = prediction.overlap(before(), calibration(turnaround_us=[Measured(50.0, 2.0)]))
-    assert found == prediction.After(850.0, 2.0)
+TURNED, RESTED = {"turnaround_us": [Measured(50.0, 2.0)]}, {"rested_us": [Measured(20.0, 3.0)]}
 
 
-def test_overlap_gives_no_more_than_the_host_lets_it() -> None:
-    """Half of the steps have 900 us of host work in front of 800 on the device."""
-    host = [900.0] * 15 + [100.0] * 15
-    assert prediction.overlap(before(host=host), None).interval == (900 + 800) / 2
-
-
-def test_a_device_that_never_stands_still_is_as_much_faster_as_was_calibrated() -> None:
-    known = calibration(rested_us=[Measured(20.0, 3.0)], turnaround_us=[Measured(5.0, 4.0)])
-    assert prediction.overlap(before(), known) == prediction.After(785.0, 5.0)
-    assert prediction.deferred_output(before(), known).interval == 940  # there it goes on standing still
-
-
-def test_deferred_output_gives_its_exposed_part_only() -> None:
-    assert prediction.deferred_output(before(), None).interval == 940
-    assert prediction.deferred_output(before(output=0.0), None).interval == 1000
-
-
-def test_deferred_output_longer_than_the_device_still_shows() -> None:
-    long = before(interval=1300.0, device=100.0, output=160.0)
-    assert prediction.deferred_output(long, None).interval == 1300 - 100
-
-
-def test_async_output_leaves_the_handing_over() -> None:
-    known = calibration(hand_over_us=[Measured(15.0, 1.0)])
-    assert prediction.async_output(before(), known) == prediction.After(955.0, 1.0)
+@pytest.mark.parametrize(
+    ("model", "columns", "calibrated", "expected"),
+    [
+        (prediction.overlap, {}, None, (800, 0)),  # the device alone is left
+        (prediction.overlap, {}, TURNED, (850, 2)),  # and its turnaround
+        # Half of the steps have 900 us of host work in front of 800 on the device.
+        (prediction.overlap, {"host": [900.0] * 15 + [100.0] * 15}, None, ((900 + 800) / 2, 0)),
+        # A device that never stands still is as much faster as was calibrated.
+        (prediction.overlap, {}, {**RESTED, "turnaround_us": [Measured(5.0, 4.0)]}, (785, 5)),
+        (prediction.deferred_output, {}, RESTED, (940, 0)),  # there it goes on standing still
+        (prediction.deferred_output, {}, None, (940, 0)),  # without its exposed part
+        (prediction.deferred_output, {"output": 0.0}, None, (1000, 0)),
+        # Output that takes longer than the device still shows.
+        (
+            prediction.deferred_output,
+            {"interval": 1300.0, "device": 100.0, "output": 160.0},
+            None,
+            (1300 - 100, 0),
+        ),
+        (prediction.async_output, {}, {"hand_over_us": [Measured(15.0, 1.0)]}, (955, 1)),
+    ],
+)
+def test_what_a_model_makes_of_a_boot(
+    model: prediction.Model,
+    columns: dict[str, Any],
+    calibrated: dict[str, list[Any]] | None,
+    expected: tuple[float, float],
+) -> None:
+    known = None if calibrated is None else calibration(**calibrated)
+    assert model(before(**columns), known) == prediction.After(*expected)
 
 
 def test_the_aftermath_of_a_message_goes_with_the_message() -> None:

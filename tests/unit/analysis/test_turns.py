@@ -115,7 +115,6 @@ def test_where_an_engine_records_no_steps_in_rounds_its_clients_can_contradict_t
 
     assert turns.disagreement(DESIGN, by_clients(-0.03), 0.05) is None
     told = turns.disagreement(DESIGN, by_clients(0.02), 0.05)
-    assert told is not None
     assert "in rounds (tpot_ms_p50); " in told
     assert told.endswith("judge by --primary tpot_ms_p50")
 
@@ -183,10 +182,8 @@ def with_rounds(number: int, arms: dict[str, dict[str, pd.DataFrame]]) -> Block:
 
 def test_a_result_by_turns_says_what_was_compared_and_where_the_change_is() -> None:
     found = found_by(-0.05, -0.05)
-    assert found.decided is not None
     assert found.decided.verdict == "faster"
     assert found.decided.change == pytest.approx(-0.05, abs=0.002)
-    assert found.sliced is not None
     assert (found.sliced.pairs, found.sliced.kept, found.sliced.batch) == (30 * BLOCKS, 1.0, 4.0)
     assert found.sliced.within == pytest.approx(0.0, abs=1e-6)  # all pairs of a block are one
     assert found.sliced.between == pytest.approx(0.0011, rel=0.1)
@@ -198,7 +195,6 @@ def test_a_result_by_turns_says_what_was_compared_and_where_the_change_is() -> N
 
 def test_a_result_that_rounds_contradict_is_undecided_and_says_why() -> None:
     found = found_by(0.0, 0.05)
-    assert found.decided is not None
     assert found.decided.verdict == "undecided"
     assert any(text.startswith("undecided: turns and rounds disagree") for text in warned(found))
     assert "undecided: other measurements of this run contradict it" in words.conclusion("emulated", found)
@@ -211,12 +207,9 @@ def test_a_claim_in_turns_is_a_change_between_its_own_two_arms() -> None:
     run = Finished(manifest(primary=SLICED, turn_steps=4), blocks, values)
     effect = run.effect(Quantity(change=SLICED, before="before", arm="after"))
     compared = found_by(-0.05, -0.03).metrics[SLICED]
-    assert effect is not None
     assert (effect.change, effect.low) == (compared.change, compared.ci_low)
     back = run.effect(Quantity(change=SLICED, before="after", arm="before"))
-    assert back is not None
     assert back.change == pytest.approx(1 / 0.95 - 1, abs=0.002)  # not what the run's first arm is held to
     matched = run.effect(Quantity(change=turns.OF_ROUNDS, before="before", arm="after"))
-    assert matched is not None
     assert matched.change == pytest.approx(-0.03, abs=0.002)
     assert run.effect(Quantity(change=SLICED, before="before", arm="before")) is None

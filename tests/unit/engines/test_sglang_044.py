@@ -251,7 +251,6 @@ def test_a_profile_tells_the_forward_thread_from_the_scheduler_s() -> None:
     steps.finished(0, 30, 31, Program(12, launch_ns=14, launched_ns=15, begin_ns=14, end_ns=29))
     steps.also("wait.launch_done", 32, 33)
     profile = steps.record().profile
-    assert profile is not None
     (host,) = profile.hosts
     assert host.threads == {77: "forward", get_native_id(): "scheduler"}
     rows = memoryview(host.data).cast("q").tolist()

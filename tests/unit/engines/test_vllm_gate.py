@@ -117,7 +117,6 @@ def test_records_are_the_cores() -> None:
         assert gate.begun() == 0
         record, outputs = gate.collect()
         assert outputs == [5]
-        assert record.steps is not None
         assert record.steps.rows == 1
         assert record == core.steps.record()
         gate.clear()
@@ -127,7 +126,6 @@ def test_records_are_the_cores() -> None:
         assert gate.delay("", 0) >= 1000
         gate.begin_profile(24)
         record, _ = gate.collect()
-        assert record.profile is not None
         assert record.profile.opened_ns == -1
 
 

@@ -42,7 +42,6 @@ def scheduled(
 
 
 def steps_of(record: RoundRecord) -> array[int]:
-    assert record.steps is not None
     return array("q", record.steps.data)
 
 
@@ -176,7 +175,6 @@ def profiled(decodes: int, window: int) -> Steps:
 
 def test_a_profiled_round_keeps_every_phase_and_a_window_of_steady_decode() -> None:
     profile = profiled(SETTLED + 5, 3).record().profile
-    assert profile is not None
     assert 0 < profile.opened_ns < profile.closed_ns
     (host,) = profile.hosts
     assert list(host.threads.values()) == ["scheduler"]
@@ -188,7 +186,6 @@ def test_a_profiled_round_keeps_every_phase_and_a_window_of_steady_decode() -> N
         ("append", 1, 10),
     ]
     never_closed = profiled(SETTLED + 1, 3).record().profile
-    assert never_closed is not None
     assert never_closed.closed_ns == -1
 
 
@@ -210,7 +207,6 @@ def test_what_is_sent_on_another_thread_is_in_the_profile_and_its_time_counted()
     steps.sending(7)  # all that step 0 gave
     steps.sent(began := perf_counter_ns())
     record = steps.record()
-    assert record.profile is not None
     (host,) = record.profile.hosts
     rows = np.frombuffer(host.data, np.int64).reshape(host.rows, 5)
     (row,) = rows[rows[:, 1] == host.names.index("send")].tolist()
@@ -255,7 +251,6 @@ class Ahead:
         self.state = state
 
     def step(self) -> None:
-        assert self.batch_queue is not None
         if self.state is State.UNPAUSED:
             self.batch_queue.append(self.scheduled)
             self.scheduled += 1

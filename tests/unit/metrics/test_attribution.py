@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,24 +55,26 @@ def parts_us(
     return [{part: row[part] / 1000 for part in PARTS if row[part]} for _, row in found.iterrows()]
 
 
-def test_a_serial_step_shows_every_host_phase() -> None:
-    """The device ends step 0 at 100; all the host does until it starts step 1 at 200 is exposed."""
-    steps = frame(
-        one_step(0, (50, 100), {"wait.copy_done": (50, 120), "append": (122, 130), "output": (130, 150)}),
-        one_step(
-            1,
-            (200, 260),
-            {
-                "recv": (150, 155),
-                "schedule": (155, 165),
-                "metadata": (165, 170),
-                "h2d": (172, 182),
-                "launch": (182, 190),
-                "wait.copy_done": (191, 280),
-            },
-        ),
-    )
-    assert parts_us(steps) == [
+# By what it shows: steps, what is known besides, and the parts of the last step's interval.
+BY_HAND: dict[str, tuple[list[dict[str, object]], dict[str, Any], dict[str, int]]] = {
+    # The device ends step 0 at 100; all the host does until it starts step 1 at 200 is exposed.
+    "a serial step shows every host phase": (
+        [
+            one_step(0, (50, 100), {"wait.copy_done": (50, 120), "append": (122, 130), "output": (130, 150)}),
+            one_step(
+                1,
+                (200, 260),
+                {
+                    "recv": (150, 155),
+                    "schedule": (155, 165),
+                    "metadata": (165, 170),
+                    "h2d": (172, 182),
+                    "launch": (182, 190),
+                    "wait.copy_done": (191, 280),
+                },
+            ),
+        ],
+        {},
         {
             "device": 60,
             "launch latency": 10,
@@ -84,8 +87,91 @@ def test_a_serial_step_shows_every_host_phase() -> None:
             "schedule": 10,
             "metadata": 5,
             "unattributed": 4,
-        }
-    ]
+        },
+    ),
+    # Deferred: step 0's output runs from 190 on, while the device starts and executes step 1.
+    "output in the shadow of the device is not exposed": (
+        [
+            one_step(0, (50, 100), {"wait.copy_done": (50, 120), "append": (120, 130)}),
+            one_step(1, (200, 260), {"schedule": (130, 180), "launch": (180, 190), "output": (190, 230)}),
+        ],
+        {},
+        {
+            "device": 60,
+            "launch latency": 10,
+            "launch": 10,
+            "completion latency": 20,
+            "append": 10,
+            "schedule": 50,
+        },
+    ),
+    "an overlapped step that was queued shows the turnaround alone": (
+        [
+            one_step(0, (50, 100), {"launch": (10, 20), "wait.copy_done": (90, 115), "append": (115, 125)}),
+            one_step(1, (109, 160), {"schedule": (60, 70), "launch": (80, 90)}),
+        ],
+        {},
+        {"device": 51, "turnaround": 9},
+    ),
+    # Step 2 is launched only at 150, long after the device ended step 1 at 100: first the ids of step 0 are
+    # processed.
+    "a host-bound overlapped step shows what the host was at": (
+        [
+            one_step(0, (10, 40), {"wait.copy_done": (80, 105), "append": (105, 110), "output": (110, 125)}),
+            one_step(1, (45, 100), {"launch": (30, 40)}),
+            one_step(2, (153, 200), {"schedule": (125, 140), "h2d": (140, 145), "launch": (145, 150)}),
+        ],
+        {},
+        {
+            "device": 47,
+            "launch latency": 3,
+            "h2d": 5,
+            "launch": 5,
+            "completion latency": 5,
+            "append": 5,
+            "output": 15,
+            "schedule": 15,
+        },
+    ),
+    # Ready at 110 and launched from 140 on, while the scheduler's thread processes and then waits.
+    "a forward thread that does not get to launch is a hand-over": (
+        [
+            one_step(0, (50, 100), {"launch": (10, 20), "append": (112, 125), "wait.copy_done": (110, 112)}),
+            one_step(
+                1,
+                (155, 200),
+                {
+                    "metadata": (95, 110),
+                    "wait.launch_done": (125, 152),
+                    "h2d": (140, 145),
+                    "launch": (145, 150),
+                },
+            ),
+        ],
+        {"forward_thread": True},
+        {"device": 45, "launch latency": 5, "h2d": 5, "launch": 5, "hand-over": 30, "metadata": 10},
+    ),
+    "holes of an eager step belong to the launch that is under way": (
+        [one_step(0, (50, 100), {"launch": (10, 20)}), one_step(1, (120, 200), {"launch": (110, 180)})],
+        {"work": programs((0, 50, 100), (1, 120, 130), (1, 150, 160), (1, 185, 200))},
+        {"device": 35, "launch latency": 5, "launch": 50, "unattributed": 10},
+    ),
+    "an engine without phases has nothing attributed but the device": (
+        [one_step(0, (50, 100), {}), one_step(1, (140, 200), {})],
+        {},
+        {"device": 60, "unattributed": 40},
+    ),
+    "a step behind a prefill has no interval": (
+        [one_step(0, (50, 100), {}, kind="prefill"), one_step(1, (140, 200), {})],
+        {},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(("steps", "known", "parts"), BY_HAND.values(), ids=BY_HAND)
+def test_parts_by_hand(steps: list[dict[str, object]], known: dict[str, Any], parts: dict[str, int]) -> None:
+    assert parts_us(frame(*steps), **known)[-1:] == ([parts] if parts else [])
 
 
 def test_a_device_that_has_begun_before_another_ranks_waits_for_the_slowest_one() -> None:
@@ -99,86 +185,6 @@ def test_a_device_that_has_begun_before_another_ranks_waits_for_the_slowest_one(
     work = programs((0, 50, 100), (1, 100, 210), (1, 210, 260), (2, 260, 300))
     assert parts_us(steps, work) == [{"slowest rank": 20, "device": 140}, {"slowest rank": 40}]
     assert parts_us(steps.drop(columns=list(later)), work) == [{"device": 160}, {"device": 40}]
-
-
-def test_output_in_the_shadow_of_the_device_is_not_exposed() -> None:
-    """Deferred: step 0's output runs from 190 on, while the device starts and executes step 1."""
-    steps = frame(
-        one_step(0, (50, 100), {"wait.copy_done": (50, 120), "append": (120, 130)}),
-        one_step(1, (200, 260), {"schedule": (130, 180), "launch": (180, 190), "output": (190, 230)}),
-    )
-    assert parts_us(steps) == [
-        {
-            "device": 60,
-            "launch latency": 10,
-            "launch": 10,
-            "completion latency": 20,
-            "append": 10,
-            "schedule": 50,
-        }
-    ]
-
-
-def test_an_overlapped_step_that_was_queued_shows_the_turnaround_alone() -> None:
-    steps = frame(
-        one_step(0, (50, 100), {"launch": (10, 20), "wait.copy_done": (90, 115), "append": (115, 125)}),
-        one_step(1, (109, 160), {"schedule": (60, 70), "launch": (80, 90)}),
-    )
-    assert parts_us(steps) == [{"device": 51, "turnaround": 9}]
-
-
-def test_a_host_bound_overlapped_step_shows_what_the_host_was_at() -> None:
-    """Step 2 is launched only at 150, long after the device ended step 1 at 100: first the ids of step 0 are
-    processed."""
-    steps = frame(
-        one_step(0, (10, 40), {"wait.copy_done": (80, 105), "append": (105, 110), "output": (110, 125)}),
-        one_step(1, (45, 100), {"launch": (30, 40)}),
-        one_step(2, (153, 200), {"schedule": (125, 140), "h2d": (140, 145), "launch": (145, 150)}),
-    )
-    assert parts_us(steps)[1] == {
-        "device": 47,
-        "launch latency": 3,
-        "h2d": 5,
-        "launch": 5,
-        "completion latency": 5,
-        "append": 5,
-        "output": 15,
-        "schedule": 15,
-    }
-
-
-def test_a_forward_thread_that_does_not_get_to_launch_is_a_hand_over() -> None:
-    """Ready at 110 and launched from 140 on, while the scheduler's thread processes and then waits."""
-    steps = frame(
-        one_step(0, (50, 100), {"launch": (10, 20), "append": (112, 125), "wait.copy_done": (110, 112)}),
-        one_step(
-            1,
-            (155, 200),
-            {
-                "metadata": (95, 110),
-                "wait.launch_done": (125, 152),
-                "h2d": (140, 145),
-                "launch": (145, 150),
-            },
-        ),
-    )
-    assert parts_us(steps, forward_thread=True) == [
-        {"device": 45, "launch latency": 5, "h2d": 5, "launch": 5, "hand-over": 30, "metadata": 10}
-    ]
-
-
-def test_holes_of_an_eager_step_belong_to_the_launch_that_is_under_way() -> None:
-    steps = frame(
-        one_step(0, (50, 100), {"launch": (10, 20)}),
-        one_step(1, (120, 200), {"launch": (110, 180)}),
-    )
-    work = programs((0, 50, 100), (1, 120, 130), (1, 150, 160), (1, 185, 200))
-    assert parts_us(steps, work) == [{"device": 35, "launch latency": 5, "launch": 50, "unattributed": 10}]
-
-
-def test_an_engine_without_phases_has_nothing_attributed_but_the_device() -> None:
-    steps = frame(one_step(0, (50, 100), {}), one_step(1, (140, 200), {}))
-    assert parts_us(steps) == [{"device": 60, "unattributed": 40}]
 
 
 def test_a_slice_of_steps_has_their_mean_parts_and_they_add_up_to_its_interval() -> None:
@@ -203,11 +209,6 @@ def test_a_slice_of_steps_has_their_mean_parts_and_they_add_up_to_its_interval()
     unknown = steps.assign(device_end_ns=-1, **{"append.start": steps["device_end_ns"]})
     none = of_each_step(unknown, pd.DataFrame(), forward_thread=False)
     assert not set(PART_COLUMNS) & set(of_turns(unknown, turns, lead=1, parts=none))
-
-
-def test_a_step_behind_a_prefill_has_no_interval() -> None:
-    steps = frame(one_step(0, (50, 100), {}, kind="prefill"), one_step(1, (140, 200), {}))
-    assert parts_us(steps) == []
 
 
 def test_parts_are_compared_at_the_before_arm_s_batch_mix() -> None:

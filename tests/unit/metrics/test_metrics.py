@@ -9,12 +9,13 @@ import pandas as pd
 import pytest
 
 from overlap_bench.engines import api
+from overlap_bench.harness.analysis import comparison
 from overlap_bench.harness.metrics import block, definitions
 from overlap_bench.harness.metrics.requests import gaps_ms, mean_decoding
 from overlap_bench.harness.run import load_generator, records
 from overlap_bench.harness.run.messages import RunRound
 from overlap_bench.harness.workload.plan import Planned
-from tests.support.made_blocks import result, shown
+from tests.support.made_blocks import blocks, manifest, shown
 
 MS = 1_000_000
 NOTHING = pd.DataFrame()
@@ -206,8 +207,9 @@ def test_a_row_is_all_that_a_metric_takes(monkeypatch: pytest.MonkeyPatch) -> No
     )
     monkeypatch.setitem(definitions.METRICS, longest.name, longest)
     assert measured(request(prompt_tokens=7), request())[longest.name] == 7
-    assert result().comparisons[0].metrics[longest.name].change == 0
-    assert longest.name in shown(result(), 120)
+    found = comparison.result(manifest(), blocks(0.9))
+    assert found.comparisons[0].metrics[longest.name].change == 0
+    assert longest.name in shown(found, 120)
 
 
 def test_peak_concurrency_counts_a_successor_once() -> None:

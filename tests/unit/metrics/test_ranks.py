@@ -22,7 +22,6 @@ def of_two(
     first: list[tuple[int, int, int, int]], second: list[tuple[int, int, int, int]]
 ) -> api.RoundRecord:
     whole, other = record(STEPS, first), record(STEPS, second).device_work
-    assert other is not None
     return api.RoundRecord(steps=whole.steps, device_work=whole.device_work, other_ranks=[other])
 
 

@@ -143,13 +143,21 @@ def test_a_block_that_fails_is_measured_once_more_and_counted(
     assert seen[0] == Said("trial 1 is measured once more: the engine (pid 12) died")
 
 
-def test_the_same_failure_twice_ends_the_run_whatever_its_numbers(
-    cluster: driver._Cluster, tmp_path: Path
+@pytest.mark.parametrize(
+    "failures",
+    [
+        ["the engine (pid 12) died", "the engine (pid 13) died"],  # the same twice, but for its number
+        ["fault a", "fault b", "fault c", "fault d", "fault e"],
+    ],
+)
+def test_a_block_that_fails_again_or_in_ever_other_ways_ends_the_run(
+    cluster: driver._Cluster, tmp_path: Path, failures: list[str]
 ) -> None:
     run, _ = begun(cluster, tmp_path)
-    failed(cluster, run, RayTaskError(RunFailed("the engine (pid 12) died")))
-    with pytest.raises(RunFailed, match="pid 13"):
-        failed(cluster, run, RayTaskError(RunFailed("the engine (pid 13) died")))
+    for each in failures[:-1]:
+        failed(cluster, run, RayTaskError(RunFailed(each)))
+    with pytest.raises(RunFailed, match=r"pid 13|fault e"):
+        failed(cluster, run, RayTaskError(RunFailed(failures[-1])))
     assert cluster.jobs == []
 
 
@@ -164,16 +172,6 @@ def test_what_dies_in_its_first_boots_is_tried_again_but_an_engine_that_can_not_
     assert seen[-1] == Said("the first boots are done once more: node gone")
     with pytest.raises(RunFailed, match="mainspring"):
         failed(cluster, run, RayTaskError(RunFailed("the mainspring is broken")))
-
-
-def test_a_block_that_fails_in_ever_other_ways_ends_the_run_too(
-    cluster: driver._Cluster, tmp_path: Path
-) -> None:
-    run, _ = begun(cluster, tmp_path)
-    for way in "abcd":
-        failed(cluster, run, RayTaskError(RunFailed(f"fault {way}")))
-    with pytest.raises(RunFailed, match="fault e"):
-        failed(cluster, run, RayTaskError(RunFailed("fault e")))
 
 
 def test_a_node_that_lacks_the_project_is_told_so(cluster: driver._Cluster, tmp_path: Path) -> None:
@@ -206,7 +204,6 @@ def test_a_node_that_died_is_asked_for_nothing_though_the_last_look_found_it(
 ) -> None:
     run, seen = begun(cluster, tmp_path, described=False)
     failed(cluster, run, NodeDiedError("node gone"))
-    assert cluster.lookout is not None
     assert cluster.lookout.places() == Places({TWO: 1}, 1, 0)
     cluster._check_there(Places({}))
     assert "no node is left: waiting for one" in str(seen[-1])

@@ -37,7 +37,7 @@ def searched(levels: np.ndarray, arm: float, seed: int) -> Posterior:
 
 
 @given(st.integers(1, 40), NOISE, SEEDS, st.lists(st.integers(1, 39), max_size=12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_chances_add_up(commits: int, arm: float, seed: int, places: list[int]) -> None:
     inside = [1 + place % (commits - 1) for place in places] if commits > 1 else []
     known = bisection.posterior(trials(stepping(commits, 1 + seed % commits), arm, seed, inside), commits)
@@ -52,7 +52,7 @@ def test_chances_add_up(commits: int, arm: float, seed: int, places: list[int]) 
 
 
 @given(st.integers(2, 40), NOISE, SEEDS, st.floats(0.1, 50), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_scale_of_the_metric_and_its_direction_change_nothing(
     commits: int, arm: float, seed: int, factor: float, turned: bool
 ) -> None:
@@ -68,7 +68,7 @@ def test_the_scale_of_the_metric_and_its_direction_change_nothing(
 
 
 @given(SEEDS, st.permutations(range(9)))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_the_order_of_trials_changes_nothing(seed: int, order: list[int]) -> None:
     seen = trials(stepping(16, 5), 0.005, seed, [8, 4, 6, 5, 4])
     one, other = (bisection.posterior(each, 16) for each in (seen, [seen[place] for place in order]))
@@ -76,7 +76,7 @@ def test_the_order_of_trials_changes_nothing(seed: int, order: list[int]) -> Non
 
 
 @given(st.integers(4, 60), SEEDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_more_trials_beside_the_change_concentrate_on_it(commits: int, seed: int) -> None:
     place = 2 + seed % (commits - 2)
     few, many = (

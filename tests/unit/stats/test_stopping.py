@@ -63,7 +63,7 @@ def test_a_single_look_is_the_fixed_test() -> None:
     assert stopping.until_decided(6).levels == (0.05,)
 
 
-@settings(deadline=None, max_examples=3)
+@settings(max_examples=3)
 @given(st.integers(7, 16))
 def test_later_looks_get_more_and_none_gets_all(most: int) -> None:
     levels = stopping.until_decided(most).levels
@@ -123,12 +123,10 @@ def test_what_stays_unclear_ends_at_the_most_blocks(decided: Until) -> None:
 def test_precision_looks_at_the_width_alone() -> None:
     plan = design(stopping.until_precise(0.01, 8), 8)
     reason = reason_to_stop(plan, changed(*CLEAR))
-    assert reason is not None
     assert reason.startswith("decided at 6 of at most 8 trials: half-width 0.")
     assert reason.endswith("%, within 1%")
     assert reason_to_stop(plan, changed(*WIDE[:7])) is None
     end = reason_to_stop(plan, changed(*WIDE[:8]))
-    assert end is not None
     assert end.startswith("8 trials, the most allowed: half-width")
     assert end.endswith("not within 1%")
 

@@ -77,7 +77,6 @@ def test_causes_add_up_to_how_late_the_late_ones_were() -> None:
     parts[:, output] = MS
     parts[7, prefill] = 9 * MS
     found = late("before", "ttft_ms", [parts[:50], parts[50:]], 99)
-    assert found is not None
     assert (found.samples, found.typical, found.late) == (100, 1.0, 10.0)
     assert found.causes == [("wait.copy_done (prefill)", 9.0)]
     assert sum(more for _, more in found.causes) == pytest.approx(found.late - found.typical)

@@ -191,9 +191,20 @@ def test_busy_and_idle_of_an_export_are_what_sql_says(checked: Checked) -> None:
         assert sum(each or 0 for each in waits) == pytest.approx(row["idle_ms"], rel=NS)
 
 
-def test_ranges_of_an_export_are_what_sql_says(checked: Checked) -> None:
-    asked = {(name,): (count, total) for name, count, total in ask(checked.path, RANGES)}
-    assert sums(part(checked.trace, "ranges")) == asked
+@pytest.mark.parametrize(
+    ("name", "sql", "keys"),
+    [
+        ("ranges", RANGES, 1),
+        ("synchronizations", SYNCHRONIZATIONS, 2),
+        ("kernels", BY_KERNEL, 2),
+        ("calls", BY_CALL, 1),
+    ],
+)
+def test_counts_and_times_of_an_export_are_what_sql_says(
+    checked: Checked, name: str, sql: str, keys: int
+) -> None:
+    asked = {tuple(map(str, row[:keys])): row[keys:] for row in ask(checked.path, sql)}
+    assert sums(part(checked.trace, name)) == asked
 
 
 def test_copies_of_an_export_are_what_sql_says(checked: Checked) -> None:
@@ -203,21 +214,6 @@ def test_copies_of_an_export_are_what_sql_says(checked: Checked) -> None:
     for key, (_, amount, _) in asked.items():
         assert values(found, *key)["MiB"] == amount / 2**20
     assert {key[1] for key in asked if key[0] == "HtoD"} == {"pageable", "pinned"}
-
-
-def test_synchronizations_of_an_export_are_what_sql_says(checked: Checked) -> None:
-    asked = {row[:2]: row[2:] for row in ask(checked.path, SYNCHRONIZATIONS)}
-    assert sums(part(checked.trace, "synchronizations")) == asked
-
-
-def test_kernels_of_an_export_are_what_sql_says(checked: Checked) -> None:
-    asked = {(str(device), name): found for device, name, *found in ask(checked.path, BY_KERNEL)}
-    assert {key: [*found] for key, found in sums(part(checked.trace, "kernels")).items()} == asked
-
-
-def test_calls_of_an_export_are_what_sql_says(checked: Checked) -> None:
-    asked = {(name,): (count, total) for name, count, total in ask(checked.path, BY_CALL)}
-    assert sums(part(checked.trace, "calls")) == asked
 
 
 def test_latencies_of_an_export_are_what_sql_says(checked: Checked) -> None:

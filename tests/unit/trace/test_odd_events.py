@@ -12,7 +12,7 @@ import pytest
 
 from overlap_bench.harness.trace import trace_file
 from overlap_bench.harness.trace.events import Trace
-from tests.support.traces import complete, launched, part, values, written
+from tests.support.traces import complete, launched, part, parts, values, written
 
 EPOCH, UPTIME = 1615207264505020.0, 5933690131.0  # us
 KERNEL: dict[str, Any] = complete("odd", "kernel", 51.0, 52.0, (0, 7), device=0, stream=7)
@@ -39,15 +39,9 @@ def read(folder: Path, content: bytes) -> Trace:
 
 def said(trace: Trace) -> tuple[object, ...]:
     """What must not change: window, busy and idle, launches, ranges."""
-    row = values(part(trace, "devices"), "0")
-    latency = values(part(trace, "launches"), "kernel", "any")
-    span = trace.span()
-    return (
-        *row.values(),
-        *latency.values(),
-        *(found.rows for found in [part(trace, "ranges")]),
-        span[1] - span[0],
-    )
+    found, span = parts(trace), trace.span()
+    row, latency = values(found["devices"], "0"), values(found["launches"], "kernel", "any")
+    return (*row.values(), *latency.values(), found["ranges"].rows, span[1] - span[0])
 
 
 NOT_TAKEN = "left out: 1 kernel whose time was not taken (it is 0, missing, or far from all others)"

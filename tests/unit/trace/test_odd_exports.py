@@ -11,7 +11,7 @@ import pytest
 from overlap_bench.harness.trace import trace_file
 from overlap_bench.harness.trace.events import Trace
 from tests.support import nsys_export as made
-from tests.support.traces import export, part, values
+from tests.support.traces import export, part, parts, values
 
 KERNEL, RUNTIME = made.PREFIX + "KERNEL", made.PREFIX + "RUNTIME"
 TABLES: dict[str, made.Rows] = {
@@ -38,9 +38,8 @@ def changed(folder: Path, script: str) -> Trace:
 
 
 def said(trace: Trace) -> list[object]:
-    return [
-        part(trace, name).rows for name in ("devices", "kernels", "launches", "ranges", "calls", "copies")
-    ]
+    found = parts(trace)
+    return [found[name].rows for name in ("devices", "kernels", "launches", "ranges", "calls", "copies")]
 
 
 def renamed(table: str, name: str) -> str:

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as distributions
 
@@ -135,7 +135,6 @@ def test_normal_lengths_are_normal(seed: int) -> None:
     assert lengths.parse("normal:200:30", "input_tokens").most == 320  # 4 SD
 
 
-@settings(deadline=None)
 @given(st.floats(1, 500), st.floats(0.1, 500), st.integers(0, 9))
 def test_no_draw_is_longer_than_the_most_or_shorter_than_a_token(mean: float, sd: float, seed: int) -> None:
     of = lengths.parse(f"normal:{mean}:{sd}", "input_tokens")
