@@ -136,7 +136,7 @@ class Device:
         if phase is not None:
             self.ranges.push(phase, self.step)
 
-    # -- what vLLM calls ---------------------------------------------------------------------------------
+    # -- what the engine's host code calls ---------------------------------------------------------------
 
     def spend(self, ns: int) -> None:
         if ns <= 0 or not self.serving:

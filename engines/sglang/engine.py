@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -60,9 +61,7 @@ class Sglang(SglangEngine):
         with card.OnHost(), TemporaryDirectory(prefix="ranks-") as folder:
             # One rank finds itself by a file, and by no port.
             os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = (Path(folder) / "store").as_uri()
-            self._loop = scheduler.Loop(
-                arguments, self._card, self._feed, self._admit, self._say, self.planted_ns, self.toggles
-            )
+            self._loop = scheduler.Loop(arguments, self._card, self, self.toggles)
         if self._loop.enable_overlap != (self.toggles["schedule"] == "overlap"):
             raise api.BadSetting(
                 f"SGLang {VERSION} switched to its other event loop for this model or these options, so "
@@ -77,22 +76,5 @@ class Sglang(SglangEngine):
         os.environ["SGLANG_ENABLE_WAR_BARRIER"] = "1"
         self._loop.run_event_loop()
 
-    def tokenized(self, name: str, request: api.Request, ids: list[int]) -> Any:
-        from array import array
-
-        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
-
-        return TokenizedGenerateReqInput(
-            rid=name,
-            input_text="",
-            input_ids=array("q", ids),
-            input_embeds=None,
-            mm_inputs=None,
-            token_type_ids=None,
-            sampling_params=self.sampling(request),
-            return_logprob=False,
-            logprob_start_len=-1,
-            top_logprobs_num=0,
-            token_ids_logprob=None,
-            stream=True,
-        )
+    def prompt(self, ids: list[int]) -> dict[str, Any]:
+        return {"input_ids": array("q", ids), "input_embeds": None, "mm_inputs": None, "token_type_ids": None}

@@ -17,11 +17,11 @@ from sglang.srt.managers.scheduler_components.output_sender import SenderWrapper
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 from sglang.srt.server_args import PortArgs, ServerArgs
 
-from overlap_bench.engines.delay import spin
 from overlap_bench.engines.sglang.toggles import Settings, check_in_force
-from overlap_bench.engines.sglang.worker import size_of
 from overlap_bench.engines.sglang_base.card import Card
-from overlap_bench.engines.steps import DECODE, PREFILL, Steps
+from overlap_bench.engines.sglang_base.engine import SglangEngine
+from overlap_bench.engines.sglang_base.scheduler import Recorded
+from overlap_bench.engines.sglang_base.worker import size_of
 
 NOBODY = PortArgs(
     tokenizer_ipc_name="",
@@ -101,42 +101,24 @@ class Streamer(SchedulerOutputStreamer):  # type: ignore[misc]
         self.loop.steps.said()
 
 
-class Loop(Scheduler):  # type: ignore[misc]
-    """SGLang's scheduler. `feed` gives the requests that have come, and may sleep; `admit` is told of each
-    request that gets a place; `say` gets each message to the detokenizer, as SGLang makes and packs it."""
+class Loop(Recorded, Scheduler):  # type: ignore[misc]
+    """SGLang's scheduler."""
 
-    running_batch: Any
-    last_batch: Any
-
-    def __init__(
-        self,
-        arguments: ServerArgs,
-        card: Card,
-        feed: Callable[[], list[Any]],
-        admit: Callable[[str, int], None],
-        say: Callable[[Any], None],
-        planted_ns: int | None,
-        toggles: Settings,
-    ) -> None:
-        self.card, self.steps = card, Steps()
-        card.delay = self.steps.delay
-        self._feed, self._admit, self._say, self._planted_ns = feed, admit, say, planted_ns
-        self._began_ns = 0
-        self._parking = False
+    def __init__(self, arguments: ServerArgs, card: Card, engine: SglangEngine, toggles: Settings) -> None:
         self._unchecked: Settings | None = toggles  # until its first step
         self.processing: Any = None  # the batch whose results are
-        super().__init__(arguments, NOBODY)
+        super().__init__(engine, card, arguments, NOBODY)
 
     # -- what it makes ---------------------------------------------------------------------------------------
 
     def init_ipc_channels(self, port_args: PortArgs) -> None:
-        self.recv_from_tokenizer = Inbox(self._feed)
+        self.recv_from_tokenizer = Inbox(self.engine.feed)
         self.load_snapshot_writer = None
         self.ipc_channels = SchedulerIpcChannels(
             recv_from_tokenizer=self.recv_from_tokenizer,
             recv_from_rpc=Wire(),
             send_to_tokenizer=SenderWrapper(Wire()),
-            send_to_detokenizer=Outbox(self._say),
+            send_to_detokenizer=Outbox(self.engine.say),
             send_metrics_from_scheduler=None,
         )
 
@@ -154,11 +136,6 @@ class Loop(Scheduler):  # type: ignore[misc]
         """Table in which the worker looks tokens up."""
         return self.tp_worker.model_runner.answers
 
-    @property
-    def is_left(self) -> bool:
-        """Whether it has something to do, if nobody asks for more."""
-        return bool(self.last_batch or self.waiting_queue or self.chunked_req or self.running_batch.reqs)
-
     def finish_begun(self) -> None:
         """Do what its loop does where there is nothing to run: the step in flight is processed, and the next
         one starts the pipeline anew."""
@@ -173,16 +150,12 @@ class Loop(Scheduler):  # type: ignore[misc]
 
     # -- what its loop calls ---------------------------------------------------------------------------------
 
-    def get_next_batch_to_run(self, *given: Any, **named: Any) -> NextBatchPlan:
-        self._began_ns = perf_counter_ns()
-        return super().get_next_batch_to_run(*given, **named)
-
     def get_new_batch_prefill(self, running_batch: Any) -> NextBatchPlan:
         if self._parking:
             return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
         plan = super().get_new_batch_prefill(running_batch)
         for request in plan.batch_to_run.reqs if plan.batch_to_run else ():
-            self._admit(request.rid, request.kv.req_pool_idx)
+            self.engine.admit(request.rid, request.kv.req_pool_idx)
         return plan
 
     def update_running_batch(self, batch: Any) -> Any:
@@ -194,15 +167,12 @@ class Loop(Scheduler):  # type: ignore[misc]
         super()._add_request_to_queue(req, is_retracted)
 
     def run_batch(self, batch: Any, pp_proxy_tensors: Any = None) -> Any:
-        if self._planted_ns is not None:
-            self.steps.planted_ns += spin(self._planted_ns)
-        self.steps.delay.spend("schedule")
-        decode = batch.forward_mode.is_decode()
-        kind, tokens = (DECODE, len(batch.reqs)) if decode else (PREFILL, batch.extend_num_tokens)
-        self.steps.add(kind, len(batch.reqs), tokens, self._began_ns, perf_counter_ns())
+        self.scheduled()
+        self.add(batch)
         card, runner = self.card, self.tp_worker.model_runner
-        card.begin("decode" if decode else "prefill")
-        card.program.sizes = [size_of(batch, runner.decode_cuda_graph_runner.capture_bs)]
+        card.begin("decode" if batch.forward_mode.is_decode() else "prefill")
+        captured = runner.decode_cuda_graph_runner.capture_bs
+        card.program.sizes = [size_of(batch, batch.seq_lens_cpu, captured)]
         with card.counting():
             result = super().run_batch(batch, pp_proxy_tensors)
         card.launched()  # sampling and the copy to the host, too
@@ -222,7 +192,7 @@ class Loop(Scheduler):  # type: ignore[misc]
         program = self.card.programs[0]
         if result.copy_done is None:  # as its normal loop has it: reading the tokens waits for them
             self.card.wait(program.end_ns + self.card.ledger.copy_ns, program)
-        self._dropped = sum(each.finished() or each.is_retracted for each in batch.reqs)
+        self.count_dropped(batch)
         self.processing = batch
         super().process_batch_result(batch, result)
         self.processing = None

@@ -3,9 +3,8 @@ else is."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import sglang.srt.distributed.bootstrap as bootstrap
 import sglang.srt.layers.attention.triton_backend as triton_backend
@@ -14,48 +13,27 @@ import sglang.srt.model_executor.runner.decode_cuda_graph_runner as decode_runne
 import torch
 from sglang.srt.arg_groups.cuda_graph_hook import generate_decode_cuda_graph_batch_sizes
 from sglang.srt.configs.shared_experts import SharedExpertsConfig
-from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.runtime_context import get_exec
 
-from overlap_bench.engines.pace import Size
+from overlap_bench.engines.sglang_base import worker
 from overlap_bench.engines.sglang_base.card import Card
 
 CORES = 132  # of the card, an H100's
 MEMORY = 1 << 50  # bytes that a KV cache may take: its slots are as many as were asked for
 
 
-class Model(torch.nn.Module):  # type: ignore[misc]
-    """The model: its forward pass is a program of the clock. Its logits have one column, for the sampler to
-    look at."""
-
+class Model(worker.Model):
     shared_experts_config = SharedExpertsConfig()
 
-    def __init__(self, card: Card) -> None:
-        super().__init__()
-        self.card = card
 
-    def forward(self, input_ids: Any, positions: Any, batch: Any, **named: Any) -> Any:
-        if not batch.forward_mode.is_decode():  # a decode is a replay
-            self.card.prepared()
-            self.card.forward()
-        return LogitsProcessorOutput(next_token_logits=torch.zeros(batch.batch_size, 1))
+class UnfilledPool(worker.Unfilled, MHATokenToKVPool):  # type: ignore[misc]
+    """The KV cache."""
 
 
-class UnfilledPool(MHATokenToKVPool):  # type: ignore[misc]
-    """The KV cache, without memory."""
-
-    device: Any
-
-    def _create_buffers(self) -> None:
-        device, self.device = self.device, "meta"
-        super()._create_buffers()
-        self.device = device
-
-
-class PacedRunner(model_runner.ModelRunner):  # type: ignore[misc]
+class PacedRunner(worker.Answering, model_runner.ModelRunner):  # type: ignore[misc]
     card: ClassVar[Card]
 
     def load_model(self) -> None:
@@ -73,22 +51,7 @@ class PacedRunner(model_runner.ModelRunner):  # type: ignore[misc]
         graphs.bs = generate_decode_cuda_graph_batch_sizes(self.server_args, self.max_running_requests)
         super().init_cuda_graphs(capture_decode_cuda_graph)
         self.decode_cuda_graph_runner = decode_runner.DecodeCudaGraphRunner(self)
-        pool = self.req_to_token_pool
-        # By a request's place in the pool and the position: the token that its answer has there.
-        self.answers = torch.zeros(pool.req_to_token.shape, dtype=torch.int64)
-
-    def sample(self, logits_output: Any, forward_batch: Any) -> Any:
-        super().sample(logits_output, forward_batch)
-        return self.answers[forward_batch.req_pool_indices, forward_batch.seq_lens]
-
-
-def size_of(batch: Any, captured: list[int]) -> Size:
-    """Size of what a ScheduleBatch computes; a decode is padded as its graph is."""
-    rows, context = len(batch.reqs), int(batch.seq_lens_cpu.numpy().max())
-    if batch.forward_mode.is_decode():
-        padded = captured[bisect_left(captured, rows)]
-        return Size("decode", padded, padded, context)
-    return Size("prefill", rows, batch.extend_num_tokens, context)
+        self.answers = torch.zeros(self.req_to_token_pool.req_to_token.shape, dtype=torch.int64)
 
 
 def install(card: Card) -> None:

@@ -10,9 +10,9 @@ Importing this package costs milliseconds, and does not need SGLang.
 
 from __future__ import annotations
 
-from overlap_bench.engines.api import EngineSpec, Toggle
-from overlap_bench.engines.presets import PRESETS, SHAPES
+from overlap_bench.engines.api import Toggle
 from overlap_bench.engines.sglang_044.toggles import sync
+from overlap_bench.engines.sglang_base import declared
 
 VERSION = "0.4.4"
 REPLACED = (
@@ -20,11 +20,12 @@ REPLACED = (
     "blocking copies, FlashInfer's plan, weights, the KV cache's memory, and SGLang's detokenizer and HTTP "
     "server"
 )
-PACED = {"model": "llama3-8b", "dtype": "bfloat16", "max_context": 2048}
 
-SPEC = EngineSpec(
+SPEC = declared(
+    __name__,
     name="sglang-0.4",
-    summary=f"SGLang {VERSION}'s own scheduler and overlap worker, on a device that is a clock (--pace)",
+    version=VERSION,
+    summary="scheduler and overlap worker",
     toggles=(
         Toggle(
             name="schedule",
@@ -41,17 +42,4 @@ SPEC = EngineSpec(
             source="SGLang --attention-backend",
         ),
     ),
-    build=f"{__name__}.engine:build",
-    presets=(*PRESETS, *SHAPES),
-    # As released: a chunk per token, prompts in parts of 8192.
-    defaults={**PACED, "stream_interval": 1, "prefill_max_tokens": 8192},
-    paced=PACED,
-    plants=("host",),
-    phases=("schedule", "metadata", "launch", "append", "output"),
-    takes_turns=True,
-    turn_steps=8,  # the first two of a turn fill the pipeline, and count for nothing
-    overlapping={"schedule": ("overlap",)},
-    preflight=True,
-    packages=("sglang",),
-    needs=f"sglang {VERSION} in the arm's interpreter: --set python=PATH; and --pace",
 )

@@ -51,14 +51,8 @@ class Sglang044(SglangEngine):
         card.install(self._card)
         worker.install(self._card, POLICIES[self.toggles.get("sync", "launch-and-copy")])
         with OnHost():
-            self._loop = scheduler.Loop(
-                ServerArgs(**self.arguments(self.toggles["attention"])),
-                self._card,
-                self._feed,
-                self._admit,
-                self._say,
-                self.planted_ns,
-            )
+            arguments = ServerArgs(**self.arguments(self.toggles["attention"]))
+            self._loop = scheduler.Loop(arguments, self._card, self)
 
     def loop(self) -> None:
         overlap = self.toggles["schedule"] == "overlap"
@@ -68,18 +62,5 @@ class Sglang044(SglangEngine):
         self._loop.steps.launching = self._card.native
         return super().collect()
 
-    def tokenized(self, name: str, request: api.Request, ids: list[int]) -> Any:
-        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
-
-        return TokenizedGenerateReqInput(
-            rid=name,
-            input_text="",
-            input_ids=ids,
-            image_inputs=None,
-            sampling_params=self.sampling(request),
-            return_logprob=False,
-            logprob_start_len=-1,
-            top_logprobs_num=0,
-            token_ids_logprob=None,
-            stream=True,
-        )
+    def prompt(self, ids: list[int]) -> dict[str, Any]:
+        return {"input_ids": ids, "image_inputs": None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +11,11 @@ from typing import Any
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.server_args import PortArgs, ServerArgs
 
-from overlap_bench.engines.delay import spin
 from overlap_bench.engines.sglang_044.card import Card
 from overlap_bench.engines.sglang_044.toggles.sync import launch_and_copy
 from overlap_bench.engines.sglang_044.worker import Client
-from overlap_bench.engines.steps import DECODE, PREFILL, Steps
+from overlap_bench.engines.sglang_base.engine import SglangEngine
+from overlap_bench.engines.sglang_base.scheduler import Recorded
 
 NOBODY = PortArgs(
     tokenizer_ipc_name="inproc://tokenizer",
@@ -25,26 +25,11 @@ NOBODY = PortArgs(
 )
 
 
-class Loop(Scheduler):  # type: ignore[misc]
-    """SGLang's scheduler. `feed` gives the requests that have come, and may sleep; `admit` is told of each
-    request that gets a place; `say` gets each message to the detokenizer, as SGLang makes and packs it."""
+class Loop(Recorded, Scheduler):  # type: ignore[misc]
+    """SGLang's scheduler."""
 
-    def __init__(
-        self,
-        arguments: ServerArgs,
-        card: Card,
-        feed: Callable[[], list[Any]],
-        admit: Callable[[str, int], None],
-        say: Callable[[Any], None],
-        planted_ns: int | None,
-    ) -> None:
-        self.card, self.steps = card, Steps()
-        card.delay = self.steps.delay
-        self._feed, self._admit, self._say, self._planted_ns = feed, admit, say, planted_ns
-        self._began_ns = 0
-        self._parking = False
-        self._dropped = 0
-        super().__init__(arguments, NOBODY, 0, 0, None)
+    def __init__(self, arguments: ServerArgs, card: Card, engine: SglangEngine) -> None:
+        super().__init__(engine, card, arguments, NOBODY, 0, 0, None)
         self.send_to_detokenizer = SimpleNamespace(send_pyobj=self._send)
         self.send_to_tokenizer = SimpleNamespace(send_pyobj=lambda message: None)
 
@@ -53,11 +38,6 @@ class Loop(Scheduler):  # type: ignore[misc]
         """Table in which the worker looks tokens up."""
         worker = self.tp_worker.worker if self.enable_overlap else self.tp_worker
         return worker.model_runner.answers
-
-    @property
-    def is_left(self) -> bool:
-        """Whether it has something to do, if nobody asks for more."""
-        return bool(self.last_batch or self.waiting_queue or self.chunked_req or self.running_batch.reqs)
 
     def finish_begun(self) -> None:
         """Do what its loop does where there is nothing to run: the step in flight is processed, and the next
@@ -75,16 +55,12 @@ class Loop(Scheduler):  # type: ignore[misc]
     # -- what its loop calls -------------------------------------------------------------------------------
 
     def recv_requests(self) -> list[Any]:
-        return self._feed()
-
-    def get_next_batch_to_run(self) -> Any:
-        self._began_ns = perf_counter_ns()
-        return super().get_next_batch_to_run()
+        return self.engine.feed()
 
     def get_new_batch_prefill(self) -> Any:
         batch = None if self._parking else super().get_new_batch_prefill()
         for request in batch.reqs if batch else ():
-            self._admit(request.rid, request.req_pool_idx)
+            self.engine.admit(request.rid, request.req_pool_idx)
         return batch
 
     def update_running_batch(self, batch: Any) -> Any:
@@ -96,23 +72,19 @@ class Loop(Scheduler):  # type: ignore[misc]
         super()._extend_requests_to_queue(requests)
 
     def run_batch(self, batch: Any) -> Any:
-        if self._planted_ns is not None:
-            self.steps.planted_ns += spin(self._planted_ns)
-        self.steps.delay.spend("schedule")
-        decode = batch.forward_mode.is_decode()
-        kind, tokens = (DECODE, len(batch.reqs)) if decode else (PREFILL, batch.extend_num_tokens)
+        self.scheduled()
         if not self.enable_overlap:  # it runs in here
-            self.steps.add(kind, len(batch.reqs), tokens, self._began_ns, perf_counter_ns())
+            self.add(batch)
             return super().run_batch(batch)
         result = super().run_batch(batch)
-        self.steps.add(kind, len(batch.reqs), tokens, self._began_ns, perf_counter_ns())
+        self.add(batch)
         return result
 
     def process_batch_result(self, batch: Any, result: Any) -> None:
         if result is None:  # SGLang's dummy, which starts the pipeline
             super().process_batch_result(batch, result)
             return
-        self._dropped = sum(each.finished() or each.is_retracted for each in batch.reqs)
+        self.count_dropped(batch)
         super().process_batch_result(batch, result)
         if self.enable_overlap and (wait := Client.sync.processed) is not None:
             began = perf_counter_ns()
@@ -137,4 +109,4 @@ class Loop(Scheduler):  # type: ignore[misc]
     def _send(self, message: Any) -> None:
         """Pack it as a socket would, for a process that isn't there."""
         pickle.dumps(message, pickle.DEFAULT_PROTOCOL)
-        self._say(message)
+        self.engine.say(message)

@@ -4,7 +4,6 @@ and nothing else is."""
 from __future__ import annotations
 
 import sys
-from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,12 +20,11 @@ import sglang.srt.model_executor.cuda_graph_runner as cuda_graph_runner
 import sglang.srt.model_executor.model_runner as model_runner
 import torch
 from sglang.srt.distributed import parallel_state
-from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from overlap_bench.engines.api import EngineError
-from overlap_bench.engines.pace import Size
 from overlap_bench.engines.sglang_044.card import Card, Wrapper, counted, lengths, torch_without_cuda
 from overlap_bench.engines.sglang_044.toggles.sync import Sync
+from overlap_bench.engines.sglang_base import worker
 
 MEMORY_GB = 80.0  # of the card; KV slots are as many as were asked for
 
@@ -46,33 +44,15 @@ class Alone:
         yield context or SimpleNamespace(stream=torch.cuda.Stream())
 
 
-class Model:
-    """The model: its forward pass is a program of the clock. Its logits have one column, for the sampler to
-    look at."""
-
+class Model(worker.Model):
     torchao_applied = True  # nothing is quantized
 
-    def __init__(self, card: Card) -> None:
-        self.card = card
 
-    def forward(self, input_ids: Any, positions: Any, batch: Any, **named: Any) -> Any:
-        self.card.prepared()
-        self.card.forward()
-        return LogitsProcessorOutput(next_token_logits=torch.zeros(batch.batch_size, 1))
+class UnfilledPool(worker.Unfilled, model_runner.MHATokenToKVPool):  # type: ignore[misc]
+    """The KV cache."""
 
 
-class UnfilledPool(model_runner.MHATokenToKVPool):  # type: ignore[misc]
-    """The KV cache, without memory."""
-
-    device: Any
-
-    def _create_buffers(self) -> None:
-        device, self.device = self.device, "meta"
-        super()._create_buffers()
-        self.device = device
-
-
-class PacedRunner(model_runner.ModelRunner):  # type: ignore[misc]
+class PacedRunner(worker.Answering, model_runner.ModelRunner):  # type: ignore[misc]
     card: ClassVar[Card]
 
     def init_torch_distributed(self) -> float:
@@ -95,12 +75,7 @@ class PacedRunner(model_runner.ModelRunner):  # type: ignore[misc]
         super().initialize(*given)
         self.init_cuda_graphs()  # left out where the device is called "cpu"
         pool = self.req_to_token_pool
-        # By a request's place in the pool and the position: the token that its answer has there.
         self.answers = torch.zeros((pool.size, pool.max_context_len), dtype=torch.int32)
-
-    def sample(self, logits_output: Any, batch: Any) -> Any:
-        super().sample(logits_output, batch)
-        return self.answers[batch.req_pool_indices, batch.seq_lens]
 
 
 class PacedWorker(tp_worker.TpModelWorker):  # type: ignore[misc]
@@ -109,20 +84,12 @@ class PacedWorker(tp_worker.TpModelWorker):  # type: ignore[misc]
     ) -> Any:
         card = PacedRunner.card
         card.begin("decode" if model_worker_batch.forward_mode.is_decode() else "prefill")
-        card.program.sizes = [size_of(model_worker_batch, self.model_runner.cuda_graph_runner.capture_bs)]
+        captured = self.model_runner.cuda_graph_runner.capture_bs
+        card.program.sizes = [worker.size_of(model_worker_batch, model_worker_batch.seq_lens, captured)]
         with card.counting():
             done = super().forward_batch_generation(model_worker_batch, launch_done, skip_sample)
         card.launched()
         return done
-
-
-def size_of(batch: Any, captured: list[int]) -> Size:
-    """Size of what a ModelWorkerBatch computes; a decode is padded as its graph is."""
-    rows, context = len(batch.seq_lens), int(batch.seq_lens.numpy().max())
-    if batch.forward_mode.is_decode():
-        padded = captured[bisect_left(captured, rows)]
-        return Size("decode", padded, padded, context)
-    return Size("prefill", rows, batch.extend_num_tokens, context)
 
 
 class Client(overlap_thread.TpModelWorkerClient):  # type: ignore[misc]

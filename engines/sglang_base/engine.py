@@ -120,8 +120,8 @@ class SglangEngine(api.Engine):
         """Run its event loop, until `Stopped`."""
         raise NotImplementedError
 
-    def tokenized(self, name: str, request: api.Request, ids: list[int]) -> Any:
-        """Request as SGLang's tokenizer process sends it."""
+    def prompt(self, ids: list[int]) -> dict[str, Any]:
+        """What SGLang's tokenizer process sends of a prompt."""
         raise NotImplementedError
 
     @property
@@ -191,14 +191,14 @@ class SglangEngine(api.Engine):
 
     # -- what SGLang calls -----------------------------------------------------------------------------------
 
-    def _feed(self) -> list[Any]:
-        """Give it what has come, between two steps. What nobody waits for any more it finishes by itself."""
+    def feed(self) -> list[Any]:
+        """Give it what has come, between two steps; may sleep. Unwanted steps it finishes by itself."""
         if (self._active or not self._loop.is_left) and not self._pump(0 if self._active else None):
             raise Stopped
         given, self._inbox = self._inbox, []
         return given
 
-    def _admit(self, name: str, place: int) -> None:
+    def admit(self, name: str, place: int) -> None:
         """Put the answer of a request that got a place in the pool there."""
         active = self._active.get(name)
         if active is None:
@@ -221,8 +221,8 @@ class SglangEngine(api.Engine):
         positions = np.arange(len(active.prompt), len(active.prompt) + tokens)
         return draw(seeds, positions, self._words, self._tokenizer.eos_token_id).astype(np.int32)
 
-    def _say(self, message: Any) -> None:
-        """Send SGLang's BatchTokenIDOut as events."""
+    def say(self, message: Any) -> None:
+        """Send a message to its detokenizer, BatchTokenIDOut, as events."""
         said: list[api.Event] = []
         decode = self._tokenizer.backend_tokenizer
         for name, finished, ids, total in zip(
@@ -268,6 +268,22 @@ class SglangEngine(api.Engine):
             "disable_overlap_schedule": self.toggles["schedule"] == "normal",
             "disable_radix_cache": not options.prefix_cache,
         }
+
+    def tokenized(self, name: str, request: api.Request, ids: list[int]) -> Any:
+        """Request as SGLang's tokenizer process sends it."""
+        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+
+        return TokenizedGenerateReqInput(
+            rid=name,
+            input_text="",
+            sampling_params=self.sampling(request),
+            return_logprob=False,
+            logprob_start_len=-1,
+            top_logprobs_num=0,
+            token_ids_logprob=None,
+            stream=True,
+            **self.prompt(ids),
+        )
 
     def sampling(self, request: api.Request) -> Any:
         """SGLang's SamplingParams of a request."""

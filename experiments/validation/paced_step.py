@@ -273,9 +273,21 @@ def complete(boots: Mapping[str, list[dict[str, Any]]], trials: int) -> Found:
     }
 
 
+def host_work(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """By batch, us, of the boot whose paces were all 0: {} before it."""
+    return {
+        str(batch): median(
+            row["step_us"] for row in rows if row["batch"] == batch and row["name"].startswith("share")
+        )
+        for batch in BATCHES
+        if rows
+    }
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
-        for row in child(*sys.argv[2:4], int(sys.argv[4]), json.loads(sys.argv[5])):
+        engine, mode, seed, host_us = sys.argv[2:]
+        for row in child(engine, mode, int(seed), json.loads(host_us)):
             print(json.dumps(row), flush=True)
         os._exit(0)  # an engine's threads may have no end
     asked = parser(__file__, __doc__)
@@ -289,26 +301,17 @@ def main() -> None:
     kept = given.folder / f"{given.engine}.json"
     boots: dict[str, list[dict[str, Any]]] = json.loads(kept.read_text()) if kept.exists() else {}
     wanted = [
-        (trial, mode) for trial in range(given.trials) for mode in (MODES if trial % 2 else MODES[::-1])
+        (f"{trial} {mode}", mode, trial)
+        for trial in range(given.trials)
+        for mode in (MODES if trial % 2 else MODES[::-1])
     ]
     began = monotonic()
-    for trial, mode in [(HOST, "off"), *wanted]:
-        name = f"{trial} {mode}"
+    for name, mode, number in ((HOST, "off", 0), *wanted):
         if name in boots:
             continue
         if monotonic() - began > given.minutes * 60:
             break
-        host_us = {
-            str(batch): median(
-                row["step_us"]
-                for row in boots[f"{HOST} off"]
-                if row["batch"] == batch and row["name"].startswith("share")
-            )
-            for batch in BATCHES
-            if trial != HOST
-        }
-        seed = 0 if trial == HOST else int(trial)
-        boots[name] = boot(given.engine, given.python, mode, seed, host_us)
+        boots[name] = boot(given.engine, given.python, mode, number, host_work(boots.get(HOST, ())))
         kept.write_text(json.dumps(boots))
         print(f"{name}: after {(monotonic() - began) / 60:.1f} min", file=sys.stderr)
     if found := complete(boots, given.trials):

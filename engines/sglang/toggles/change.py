@@ -19,7 +19,7 @@ class Change:
     toggle: Toggle
     variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     put: Mapping[str, Callable[[], None]] = field(default_factory=dict)
-    # For our own side: functions of SGLang that it does the same as, "module:name", by digest (fits.digest).
+    # For our own side: functions of SGLang that it is put into, "module:name", by digest (fits.digest).
     like: Mapping[str, str] = field(default_factory=dict)
     # The choice that is in force, by SGLang's scheduler and what its first step gave.
     shown: Callable[[Any, Any], str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from importlib import import_module
 from types import SimpleNamespace
@@ -13,10 +14,10 @@ from overlap_bench.engines.api import BadSetting, EngineError
 from overlap_bench.engines.sglang import SPEC, toggles
 from overlap_bench.engines.sglang.toggles import CHANGES
 from overlap_bench.engines.sglang.toggles.change import INSTALLED
-from overlap_bench.engines.sglang.toggles.flag_scan import wanted
+from overlap_bench.engines.sglang.toggles.field_names import FIELDS
+from overlap_bench.engines.sglang.toggles.flag_scan import FLAGS, OnePass
 
 BY_NAME = {change.toggle.name: change for change in CHANGES}
-FLAGS = ("return_hidden_states", "return_routed_experts", "return_indexer_topk", "return_sampling_mask")
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -62,7 +63,8 @@ def test_a_side_that_is_not_in_force_ends_the_engine() -> None:
     class Released:
         def _stream_output_generation(self) -> None: ...
 
-        def record_batch_in_overlap(self) -> None: ...
+        def record_batch_in_overlap(self, batch: Any) -> None:
+            dataclasses.fields(batch)
 
     scheduler = Released()
     scheduler.output_streamer = scheduler  # type: ignore[attr-defined]
@@ -83,8 +85,23 @@ def test_one_pass_finds_what_four_find(asked: tuple[int, ...]) -> None:
     none: dict[str, Any] = dict.fromkeys(FLAGS, False)
     one = SimpleNamespace(**none | {FLAGS[number]: True for number in asked})
     plain = SimpleNamespace(**none)
-    expected = {name: number in asked for number, name in enumerate(FLAGS)}
-    assert wanted([plain, one, plain], None) == expected
-    assert wanted([plain, one, plain], plain) == expected
-    assert wanted([plain, one], one) == none
-    assert wanted([], None) == none
+    for requests, skipped in (
+        ([plain, one, plain], None),
+        ([plain, one, plain], plain),
+        ([plain, one], one),
+        ([], None),
+    ):
+        given = OnePass(requests, skipped)
+        for flag in FLAGS:
+            found = any(getattr(each, flag) for each in given if each is not skipped)
+            assert found == any(getattr(each, flag) for each in requests if each is not skipped)
+        assert list(given) == requests
+
+
+def test_a_batch_has_the_same_fields_however_often_its_class_is_asked() -> None:
+    @dataclasses.dataclass
+    class Batch:
+        first: int = 1
+        second: str = ""
+
+    assert FIELDS["cached"](Batch()) == FIELDS["cached"](Batch(2)) == FIELDS[INSTALLED](Batch())
