@@ -298,7 +298,7 @@ class OutputsMayDiffer(OfRun, frozen=True):
                 "explains it; bench aa shows how often equal arms differ"
             )
         scored = ""
-        if self.widest is not None:
+        if self.widest is not None and self.near_tie is not None:
             scored = (
                 f" (by the model of {self.arm}, tokens that differ are up to {self.widest:.2g} below the "
                 f"likeliest, in logits, a near-tie less than {self.near_tie:.2g})"
