@@ -298,10 +298,10 @@ class OutputsMayDiffer(OfRun, frozen=True):
                 "explains it; bench aa shows how often equal arms differ"
             )
         scored = ""
-        if self.widest is not None:
+        if self.widest is not None and self.near_tie is not None:
             scored = (
-                f" (by the model of {self.arm}, tokens at which outputs part are up to {self.widest:.2g} "
-                f"below the likeliest, in logits, where a near-tie is below {self.near_tie:.2g})"
+                f" (by the model of {self.arm}, tokens that differ are up to {self.widest:.2g} below the "
+                f"likeliest, in logits, a near-tie less than {self.near_tie:.2g})"
             )
         return (
             "equal outputs are not promised: in half precision or on a GPU, the batch can change a token; "

@@ -338,8 +338,8 @@ class FewRequests(OfVerdict, frozen=True):
     wanted: int
     usual = Severity.QUALIFIES
     says = (
-        "{metric} is made of {requests} requests in a trial, where p{percentile} wants {wanted}; single slow "
-        "ones decide it; try a larger --num-requests or more --rounds"
+        "{metric} is made of {requests} requests of an arm in a trial, where p{percentile} wants {wanted}; "
+        "single slow ones decide it; try a larger --num-requests or more --rounds"
     )
 
 

@@ -35,7 +35,7 @@ def claimed(comparison: Comparison) -> str | None:
 
 
 def metric_table(comparison: Comparison) -> Table:
-    """Of the primary and what else has a verdict, TTFT, TPOT and throughput."""
+    """The table of the primary and what else has a verdict, TTFT, TPOT and throughput."""
     judged = [name for name, row in comparison.metrics.items() if row.verdict is not None]
     chosen = {comparison.primary, *judged, *ROWS}
     shown = {name: row for name, row in comparison.metrics.items() if name in chosen}

@@ -55,7 +55,7 @@ def step_line(found: Explained) -> str:
     if found.largest is None:
         return f"{change}; no single part's change can be told from chance."
     name, largest = _named(found, found.largest), _change(found.step_us[found.largest])
-    return f"{change}; the largest change of a part whose interval excludes 0 is in {name}: {largest}."
+    return f"{change}; of the parts' changes whose interval excludes 0, the largest is in {name}: {largest}."
 
 
 def _named(found: Explained, part: str) -> str:

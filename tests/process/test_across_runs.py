@@ -114,7 +114,7 @@ def test_what_was_not_interleaved_gets_an_interval_and_no_verdict(tmp_path: Path
     assert comparison.blocks == 3
     assert warned(comparison)[0].startswith("not interleaved: a:before was measured at ")
     assert "there is no verdict" in warned(comparison)[0]
-    assert "numbers of trials differ: a:before has 6, b:after has 3" in warned(comparison)
+    assert "numbers of trials differ: a:before has 6, b:after has 3; " in "".join(warned(comparison))
     assert not set(definitions.MATCHED) & set(comparison.metrics)
     assert "no verdict" in shown(found.result, 120)
     assert "no verdict" in formats.to_markdown(found.result)

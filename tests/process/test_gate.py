@@ -334,7 +334,7 @@ def test_a_gate_is_added_to_its_history_once(tmp_path: Path, monkeypatch: pytest
     assert [bench(monkeypatch, *asked) for _ in range(2)] == [0, 0]
     (line,) = gates.read_text().splitlines()
     assert json.loads(line)["base"] == 40 * "b"
-    assert "1 gate against bbbbbbbbbb: of fewer than" in (tmp_path / "gate.md").read_text()
+    assert "1 gate against bbbbbbbbbb: fewer than" in (tmp_path / "gate.md").read_text()
 
 
 @cache

@@ -122,7 +122,7 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
     said = " ".join(text.getvalue().split())
     row = result.comparisons[1].metrics["tpot_ms_p50"]
     levels = f"{formatting.number(row.before)} → {formatting.number(row.after)}"
-    for part in ("Change of tpot_ms_p50, margin ±1%", "−9.9%", levels, "at 5% by itself", "Levels"):
+    for part in ("Change of tpot_ms_p50, margin ±1%", "−9.9%", levels, "with its verdict at 5%", "Levels"):
         assert part in said, part
     assert said.count("emulated device: a CPU core") == 1
     lines = list(csv.DictReader(io.StringIO(sweep_tables.to_csv(result))))

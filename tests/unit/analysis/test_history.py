@@ -157,7 +157,7 @@ def test_a_summary_shows_what_moved_or_that_it_is_too_early_to_say() -> None:
     def told(gates: list[Remembered]) -> str:
         return gate_tables.to_markdown(msgspec.structs.replace(result, history=history.history_of(gates)))
 
-    assert f"of fewer than {SHORTEST} nothing can be said" in told(nights(SHORTEST - 1, 0, 0))
+    assert f"fewer than {SHORTEST} say nothing" in told(nights(SHORTEST - 1, 0, 0))
     steady = told(nights(30, 0, 0))
     assert f"No change point in 30 gates against bbbbbbbbbb. SD within a level: {TPOT} 0." in steady
     moved = told(nights(40, 28, 0.012))
