@@ -16,6 +16,7 @@ from overlap_bench.harness.analysis.words import conclusion, confidence, differe
 from overlap_bench.harness.plan.variants import load_variants, measured_by
 from overlap_bench.harness.report import findings, tables
 from overlap_bench.harness.report.page import Page, Table
+from overlap_bench.harness.report.request_times import request_times
 
 ROWS = ("ttft_ms_p50", "tpot_ms_p50", "throughput_tok_s")  # below what has a verdict
 MOST_COUNTERS = 4
@@ -78,6 +79,7 @@ SECTIONS = (
     Section(tables.metric_table, first_metrics),
     Section(tables.failures_table, tables.failures_table),
     Section(tables.nodes_table),
+    Section(request_times),
     Section(tables.mechanism_table, first_counters),
     Section(tables.limit_table),
 )
