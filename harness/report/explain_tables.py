@@ -9,7 +9,7 @@ from overlap_bench.harness.analysis.foretold import Estimate, Foretold
 from overlap_bench.harness.analysis.tail import Tail
 from overlap_bench.harness.analysis.words import confidence, interval
 from overlap_bench.harness.common.formatting import number
-from overlap_bench.harness.report import findings
+from overlap_bench.harness.report import sections
 from overlap_bench.harness.report.page import Page, Table, csv_of, tabulated
 from overlap_bench.harness.report.tables import changed_settings, prediction_line
 
@@ -69,10 +69,10 @@ def page(found: Explained) -> Page:
     if found.prediction is not None:
         tables.append(Table("Prediction", (), (), prediction_line(found.prediction)))
     changed = changed_settings(found.before, found.after)
-    lines = (*findings.below_verdict(found.warnings), step_line(found), changed)
+    lines = (*sections.below_verdict(found.warnings), step_line(found), changed)
     if found.device_holds:
         lines += (f"The line `{DEVICE}` is the device's time and that of {found.device_holds}.",)
-    others = [each.text for each in findings.following(found.warnings)]
+    others = [each.text for each in sections.following(found.warnings)]
     return Page(found.headline, lines, tuple(tables), others)
 
 

@@ -156,7 +156,7 @@ def _tone(comparison: Comparison) -> str:
 
 
 def _pictures(run: Run, comparison: Comparison, leads: bool) -> list[Picture]:
-    """Figures that belong on the first screen, below the verdict, or the others."""
+    """Pictures of the first screen, below the verdict, or all others."""
     chosen = [
         (title, draw)
         for title, draw in (LEADING if leads else OTHERS).items()

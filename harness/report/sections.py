@@ -6,13 +6,30 @@ To add one: a function that says it of a comparison, in a file of its own, and a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from overlap_bench.harness.analysis.result import Comparison, Result
-from overlap_bench.harness.analysis.words import conclusion
-from overlap_bench.harness.report import brief, findings, tables
+from msgspec import structs
+
+from overlap_bench.harness.analysis.decision import ONE_BOOT
+from overlap_bench.harness.analysis.result import Comparison, Counter, MetricRow, Result
+from overlap_bench.harness.analysis.warnings import Severity, Warning, ranked
+from overlap_bench.harness.analysis.words import conclusion, confidence, difference, interval
+from overlap_bench.harness.common.formatting import number
+from overlap_bench.harness.metrics.definitions import PHASES_IN_ROUNDS, PHASES_IN_TURNS
+from overlap_bench.harness.plan.variants import load_variants, measured_by
+from overlap_bench.harness.report import tables
 from overlap_bench.harness.report.page import Page, Table
+from overlap_bench.harness.report.request_times import request_times
+
+ROWS = ("ttft_ms_p50", "tpot_ms_p50", "throughput_tok_s")  # below what has a verdict
+MOST_COUNTERS, MOST_WARNINGS = 4, 3  # on the first screen
+MOST_PHASES, MOST_FOUND = 4, 2  # in the line of what an undecided run found all the same
+DIFFERS = 0.1  # of the larger: a counter that changed by less is no mechanism
+LEAST = 0.01  # of something per step: a collection in a hundred steps, 10 us
+NS = "_ns"
+NO_CLAIM = "none"  # how the claim of a variant begins whose source has none
+NOTE = "{confidence}% intervals over trials; change = after/before − 1; --all shows more.{rounds}"
 
 Say = Callable[[Comparison], str | Table | None]  # None: there is nothing to say
 
@@ -25,8 +42,61 @@ class Section:
     brief: Say | None = None
 
 
+def claimed(comparison: Comparison) -> str | None:
+    """What the source of this change says today, and what was measured of the same metrics; None where no
+    variant makes the change, or its source says nothing. No part of the result: a stored one has it not."""
+    variant = measured_by(load_variants(), *comparison.toggled)
+    if variant is None or variant.claim.startswith(NO_CLAIM):
+        return None
+    rows = {name: comparison.metrics[name] for name in variant.claimed if name in comparison.metrics}
+    if not rows:
+        return f"The source: {variant.claim}."
+    ours = ", ".join(f"{name} {difference(row)} {interval(row)}".rstrip() for name, row in rows.items())
+    # Else a number like the source's would be read as its confirmation.
+    open_still = "" if any(row.excludes_zero for row in rows.values()) else ": not settled"
+    where = "" if comparison.sliced is None else " in rounds"
+    return f"The source: {variant.claim}; ours{where}: {ours}{open_still}."
+
+
+def first_metrics(comparison: Comparison) -> Table:
+    """The primary and what else has a verdict, TTFT, TPOT and throughput."""
+    judged = [name for name, row in comparison.metrics.items() if row.verdict is not None]
+    chosen = {comparison.primary, *judged, *ROWS}
+    shown = {name: row for name, row in comparison.metrics.items() if name in chosen}
+    note = NOTE.format(confidence=confidence(comparison.confidence), rounds=tables.of_rounds(comparison))
+    return replace(tables.metric_table(structs.replace(comparison, metrics=shown)), note=note)
+
+
+def first_counters(comparison: Comparison) -> Table | None:
+    """What the toggle did, and the limit."""
+    counters = list(telling(comparison.mechanism).items())[:MOST_COUNTERS]
+    title = "Mechanism and limit" if comparison.sliced is None else "Mechanism and limit, in rounds"
+    return tables.sides_table(title, {**dict(counters), **tables.limit(comparison)}, comparison)
+
+
+def telling(counters: Mapping[str, Counter]) -> dict[str, Counter]:
+    """Counters that tell the arms apart, the farthest apart first; times in ms."""
+
+    def apart(counter: Counter) -> float:
+        sides = (counter.before or 0.0, counter.after or 0.0)
+        most = max(map(abs, sides))
+        return abs(sides[1] - sides[0]) / most if most > LEAST else 0.0
+
+    readable = dict(_readable(*each) for each in counters.items())
+    found = {name: apart(counter) for name, counter in readable.items() if apart(counter) > DIFFERS}
+    return {name: readable[name] for name in sorted(found, key=lambda name: -found[name])}
+
+
+def _readable(name: str, counter: Counter) -> tuple[str, Counter]:
+    """wait_copy_done_ns 42,861,137 per step is wait_copy_done 42.9 ms per step."""
+    if not name.endswith(NS):
+        return name, counter
+    before, after = (None if each is None else each / 1e6 for each in (counter.before, counter.after))
+    return name.removesuffix(NS), Counter(before=before, after=after, unit=f"ms {counter.unit}")
+
+
 SECTIONS = (
-    Section(brief=brief.claimed),
+    Section(brief=claimed),
     Section(tables.changed_code, tables.changed_code),
     Section(tables.overlaid, tables.overlaid),
     Section(tables.in_turns, tables.in_turns),
@@ -35,10 +105,11 @@ SECTIONS = (
     Section(tables.detectable, tables.detectable),
     Section(tables.scatter),
     Section(tables.outputs_line, tables.outputs_line),
-    Section(tables.metric_table, brief.metric_table),
+    Section(tables.metric_table, first_metrics),
     Section(tables.failures_table, tables.failures_table),
     Section(tables.nodes_table),
-    Section(tables.mechanism_table, brief.mechanism_table),
+    Section(request_times),
+    Section(tables.mechanism_table, first_counters),
     Section(tables.limit_table),
 )
 
@@ -53,7 +124,7 @@ def page(result: Result, comparison: Comparison, whole: bool = True) -> Page:
     said = [say(comparison) for each in SECTIONS if (say := each.whole if whole else each.brief)]
     expected = not whole and result.stopped_because.startswith("all ")
     lines = [
-        *findings.leading(comparison),
+        *leading(comparison),
         tables.changed_settings(comparison.before, comparison.after),
         *([] if expected else [tables.stopped(result)]),
         *(each for each in said if isinstance(each, str)),
@@ -62,5 +133,65 @@ def page(result: Result, comparison: Comparison, whole: bool = True) -> Page:
         conclusion(result.device, comparison),
         tuple(lines),
         tuple(each for each in said if isinstance(each, Table)),
-        findings.warned(comparison.warnings, whole),
+        warned(comparison.warnings, whole),
     )
+
+
+def leading(comparison: Comparison) -> Iterator[str]:
+    """Lines right below the verdict: warnings that overrule or qualify it, and, where nothing is decided, the
+    way out, and what was found all the same."""
+    yield from below_verdict(comparison.warnings)
+    verdict = comparison.verdict
+    if verdict is None or verdict.word != "undecided" or verdict == ONE_BOOT:
+        return
+    phases = [f"{name} {difference(each)} {interval(each)}" for name, each in _phases(comparison).items()]
+    counters = [
+        f"{name} {number(each.before)} → {number(each.after)} {each.unit}".rstrip()
+        for name, each in list(telling(comparison.mechanism).items())[:MOST_FOUND]
+    ]
+    turned = any(name in PHASES_IN_TURNS for name in comparison.metrics)
+    rounds = "" if comparison.sliced is None else ", in rounds"
+    told = {", in turns": phases, rounds: counters} if turned else {rounds: [*phases, *counters]}
+    for where, found in told.items():
+        if found:
+            yield f"Descriptive{where}, no verdict: {'; '.join(found)}."
+
+
+def below_verdict(warnings: Iterable[Warning]) -> Iterator[str]:
+    """Sentences of the warnings that overrule or qualify the verdict."""
+    for each in ranked(warnings):
+        if each.settles:
+            yield each.text[:1].upper() + each.text[1:]
+        elif each.leads:
+            yield f"Warning: {each.text}"
+
+
+def following(warnings: Iterable[Warning]) -> list[Warning]:
+    """All others, which stand below the tables."""
+    return [each for each in ranked(warnings) if not each.settles and not each.leads]
+
+
+def warned(warnings: Iterable[Warning], whole: bool = True) -> list[str]:
+    """Sentences of these; unless `whole`, the first few and all that may do something to the verdict."""
+    found = following(warnings)
+    known = [] if whole else [each for each in found[MOST_WARNINGS:] if each.severity == Severity.DESCRIBES]
+    shown = [each.text for each in found if each not in known]
+    return [*shown, *([f"and {len(known)} more: --all"] if known else [])]
+
+
+def _phases(comparison: Comparison) -> dict[str, MetricRow]:
+    """Host phases of a step whose interval excludes 0, the largest change first: by turns, where they have
+    them."""
+    turned = any(name in PHASES_IN_TURNS for name in comparison.metrics)
+    found = {
+        name: row
+        for name, row in comparison.metrics.items()
+        if name in (PHASES_IN_TURNS if turned else PHASES_IN_ROUNDS) and row.excludes_zero
+    }
+    names = sorted(found, key=lambda name: -abs(_by(found[name])))[:MOST_PHASES]
+    return {name: found[name] for name in names}
+
+
+def _by(row: MetricRow) -> float:
+    """What it changed by, in its unit."""
+    return row.delta or (row.after or 0.0) - (row.before or 0.0)

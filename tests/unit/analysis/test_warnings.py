@@ -18,7 +18,7 @@ from overlap_bench.harness.analysis.result import Comparison
 from overlap_bench.harness.analysis.run_warnings import Measured, OfRun
 from overlap_bench.harness.analysis.verdict_warnings import OneTrial, SignFlip, WayOut
 from overlap_bench.harness.analysis.warnings import Kind, Severity, Told, Warning, kinds, ranked
-from overlap_bench.harness.report import findings
+from overlap_bench.harness.report import sections
 from overlap_bench.harness.store.manifest import Repeat
 from tests.support.made_blocks import blocks, manifest, result
 
@@ -47,7 +47,7 @@ def only(**changes: Any) -> Comparison:
 def test_a_warning_is_added_by_one_class() -> None:
     found = only(plan=replace(manifest(), run="moonlit"))
     assert FullMoon(0.98) in found.warnings
-    assert f"Warning: {SAID}" in list(findings.leading(found))
+    assert f"Warning: {SAID}" in list(sections.leading(found))
     kept = next(each for each in to_stored(found)["warnings"] if each["kind"] == "full_moon")
     assert kept == {"kind": "full_moon", "severity": Severity.QUALIFIES, "shine": 0.98, "text": SAID}
     assert SAID in to_plain(found)["warnings"]
@@ -70,8 +70,8 @@ def test_a_stored_warning_is_the_same_warning_and_is_ranked_as_it_was() -> None:
     assert [each.severity for each in again.warnings] == sorted(each.severity for each in told)
     assert again.warnings[0].text.startswith("pace not kept: 30.0% of the programs of after")
     assert "closed: late sends" in [each.text.partition(" (")[0] for each in again.warnings]
-    assert next(findings.leading(again)).startswith("Warning: pace not kept")
-    assert any("of about 2.7 to 10 min on this machine" in line for line in findings.leading(again))
+    assert next(sections.leading(again)).startswith("Warning: pace not kept")
+    assert any("of about 2.7 to 10 min on this machine" in line for line in sections.leading(again))
 
 
 def test_what_was_stored_as_sentences_or_by_a_newer_version_shows_what_it_showed() -> None:

@@ -102,13 +102,15 @@ def test_the_verdict_comes_first_with_the_jsons_numbers(
     assert row["verdict"] in first
 
 
-def test_the_parts_come_in_the_order_in_which_they_are_read(page: str) -> None:
+def test_the_parts_come_in_the_order_in_which_they_are_read(run: Run, page: str) -> None:
     parsed = Page(page)
+    first, *others = (each.title for each in sections.page(run.result, run.result.comparisons[0]).tables)
     headings = [*texts(parsed, "h2"), *texts(parsed, "summary")]
     assert headings == [
-        "Trial by trial", "Host phases", "Warnings", "Before and after", "Changes", "Latencies", "Over time",
-        "Mechanism", "Limit", "Method", "Environment", "Settings", "Every metric",
+        "Trial by trial", "Host phases", "Warnings", first, "Changes", "Latencies", "Over time", *others,
+        "Method", "Environment", "Settings", "Every metric",
     ]  # fmt: skip
+    assert (first, others[-2:]) == ("Before and after", ["Mechanism", "Limit"])
 
 
 def test_every_cell_is_a_cell_of_the_commands_tables(run: Run, page: str) -> None:

@@ -67,7 +67,7 @@ def test_what_the_first_screen_says_in_fewer_words_stands_in_the_place_of_the_wh
 
 
 def test_each_section_can_do_without_what_a_result_may_lack() -> None:
-    """One arm alone, and one trial."""
+    """One arm alone; one trial."""
     for plan in (manifest(2, arms=1), manifest(1)):
         (only,) = made_blocks.result(plan=plan).comparisons
         for each in sections.SECTIONS:

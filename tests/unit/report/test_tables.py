@@ -17,7 +17,7 @@ from overlap_bench.harness.analysis.result import Comparison, Failures, Outputs
 from overlap_bench.harness.cli import printing
 from overlap_bench.harness.plan.design import Arm, Ref
 from overlap_bench.harness.plan.variants import load_variants
-from overlap_bench.harness.report import brief, formats, sections, tables
+from overlap_bench.harness.report import formats, sections, tables
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.made_blocks import REQUESTS, blocks, manifest, result, warned
 
@@ -104,15 +104,15 @@ def of_variant(name: str) -> Comparison:
 
 
 def test_no_source_speaks_of_another_change() -> None:
-    assert brief.claimed(of_variant("packed-h2d")) is None  # its source claims nothing
-    assert brief.claimed(result(0.9).comparisons[0]) is None  # another engine's
+    assert sections.claimed(of_variant("packed-h2d")) is None  # its source claims nothing
+    assert sections.claimed(result(0.9).comparisons[0]) is None  # another engine's
     only = of_variant("pinned-h2d")
     for after in (
         only.before,
         msgspec.structs.replace(only.after, toggles={**only.after.toggles, "gc": "frozen"}),
         msgspec.structs.replace(only.after, options={**only.after.options, "seed": 1}),
     ):
-        assert brief.claimed(msgspec.structs.replace(only, after=after)) is None
+        assert sections.claimed(msgspec.structs.replace(only, after=after)) is None
 
 
 def test_the_change_of_the_step_is_told_by_its_parts() -> None:
