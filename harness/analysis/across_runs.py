@@ -27,7 +27,7 @@ from overlap_bench.harness.analysis.result import (
     Settings,
 )
 from overlap_bench.harness.analysis.stored import check_two, finished, read_block, readable, result
-from overlap_bench.harness.analysis.values import scale_of, series
+from overlap_bench.harness.analysis.values import limits, scale_of, series
 from overlap_bench.harness.analysis.warnings import Severity, Warning, ranked
 from overlap_bench.harness.common.names import difference
 from overlap_bench.harness.metrics import definitions
@@ -208,8 +208,8 @@ def _apart(left: Side, right: Side) -> Comparison:
         left.manifest, design=design, descriptions={name: side.description for name, side in sides.items()}
     )
     blocks = _side_by_side(list(read.values()))
-    limits = left.manifest.design.goodput
-    told = _values(read, limits if limits == right.manifest.design.goodput else {})
+    goodput = left.manifest.design.goodput
+    told = _values(read, goodput if goodput == right.manifest.design.goodput else {})
     values = {
         name: per_arm
         for name, per_arm in told.items()
@@ -231,7 +231,7 @@ def _apart(left: Side, right: Side) -> Comparison:
         else outputs.NONE_COMPARED,
         failures=outputs.failures(design, blocks),
         mechanism=mechanism(design, blocks),
-        limit=comparison.limits(design, values),
+        limit=limits(design, values),
         prediction=NoPrediction(none="the arms are of different runs"),
         verdict=decision.NOT_INTERLEAVED,
         warnings=ranked(
@@ -247,7 +247,7 @@ def _apart(left: Side, right: Side) -> Comparison:
 
 def _settings(side: Side) -> Settings:
     design = side.manifest.design
-    return comparison.settings(design.arms_with_plant(side.manifest.plant_ns)[design.arms.index(side.arm)])
+    return Settings.of(design.arms_with_plant(side.manifest.plant_ns)[design.arms.index(side.arm)])
 
 
 def _uneven(sides: Mapping[str, Side], read: Mapping[str, Sequence[Block]]) -> list[Warning]:
@@ -330,9 +330,9 @@ def _values(read: Mapping[str, Sequence[Block]], goodput: Mapping[str, float]) -
 
 def _row(name: str, per_arm: dict[str, list[float]]) -> MetricRow:
     if len(per_arm) < 2:
-        return comparison.metric_row(name, per_arm["before"], None)
+        return MetricRow.of_metric(name, per_arm["before"], None)
     before, after = per_arm["before"], per_arm["after"]
-    return comparison.metric_row(name, before, paired.unpaired(before, after, scale_of(name, before, after)))
+    return MetricRow.of_metric(name, before, paired.unpaired(before, after, scale_of(name, before, after)))
 
 
 def _warnings(left: Side, right: Side) -> list[Warning]:

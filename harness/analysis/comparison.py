@@ -1,57 +1,44 @@
-"""From the blocks of a run to its Result: effects, verdicts, outputs, mechanism, limit, warnings. Pure."""
+"""From the trials of a run to its Result: effects, verdicts, what else was seen, warnings. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
-import numpy as np
 
-from overlap_bench.harness.analysis import (
-    decision,
-    outputs,
-    prediction,
-    turns,
-    verdict_warnings,
-    words,
-)
+from overlap_bench.harness.analysis import decision, outputs, prediction, turns, verdict_warnings
 from overlap_bench.harness.analysis.arm_warnings import circumstances
 from overlap_bench.harness.analysis.mechanism import mechanism, planted
 from overlap_bench.harness.analysis.result import (
     Comparison,
-    FactorialResult,
     MetricRow,
     Nodes,
-    Patched,
     Result,
     Settings,
-    Sides,
 )
 from overlap_bench.harness.analysis.values import (
     THROUGHPUTS,
+    Series,
     block_seconds,
     block_values,
     check_values,
     effect_of,
-    kind_of,
     lacking,
+    limits,
     measured,
     offered_load,
     reason_to_stop,
-    sides,
+    scale_of,
 )
 from overlap_bench.harness.analysis.warnings import Warning, ranked
 from overlap_bench.harness.common.formatting import blocks_of, minutes_of
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values, values_between
-from overlap_bench.harness.plan.design import Arm, Design, Factorial
+from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.stats import paired, verdicts
-from overlap_bench.harness.stats.stopping import ALPHA
 from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.manifest import Manifest
 from overlap_bench.harness.store.tables import Block
-
-LIMITS = ("device_busy", "exposed_host_us")
 
 
 def result(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values] | None = None) -> Result:
@@ -59,39 +46,20 @@ def result(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Valu
     described = list(manifest.descriptions.values())
     design = manifest.design
     per_block = per_block or [block_values(design, block) for block in blocks]
+    ended = reason_to_stop(design, per_block) or in_time(manifest, len(blocks))
+    several = None
+    if design.factorial is not None:
+        from overlap_bench.harness.analysis import factorial
+
+        several = factorial.of_run(manifest, design.factorial, blocks, per_block)
     return Result(
         schema_version=SCHEMA_VERSION,
         run=manifest.run,
         device=described[0].device["kind"] if described else "unknown",
-        stopped_because=reason_to_stop(design, per_block)
-        or in_time(manifest, len(blocks))
-        or f"ended after {blocks_of(len(blocks))}",
+        stopped_because=ended or f"ended after {blocks_of(len(blocks))}",
+        factorial=several,
         comparisons=comparisons(manifest, blocks, per_block),
-        factorial=None
-        if design.factorial is None
-        else _factorial(manifest, design.factorial, blocks, per_block),
     )
-
-
-def _factorial(
-    manifest: Manifest, planned: Factorial, blocks: Sequence[Block], per_block: Sequence[Values]
-) -> FactorialResult:
-    from overlap_bench.harness.analysis import factorial
-    from overlap_bench.harness.stats import contrasts
-
-    design = manifest.design
-    check_values(design, per_block, [design.primary], ratio=True)
-    values = measured(design, per_block)
-    judged = {
-        contrasts.label(each.term): each.weights for each in factorial.declared(planned.factors, design.arms)
-    }
-    numbers = [block.number for block in blocks]
-    told = [
-        *verdict_warnings.few_trials(design, len(blocks)),
-        *verdict_warnings.of_order_of_factorial(manifest, numbers, values, judged),
-        *circumstances(manifest, blocks, values),
-    ]
-    return factorial.analyse(planned, design, values, [block.node for block in blocks], told)
 
 
 def in_time(manifest: Manifest, blocks: int) -> str | None:
@@ -106,17 +74,22 @@ def in_time(manifest: Manifest, blocks: int) -> str | None:
 
 
 def comparisons(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values]) -> list[Comparison]:
-    """The first arm against each of the others. Where those are several, their verdicts form two families,
-    each with Holm-adjusted p: those on the primary, and those on all secondaries together."""
+    """The first arm against each of the others."""
+    if len(manifest.design.arms) > 2:
+        return _of_several(manifest, blocks, per_block)
+    return [comparison(manifest, blocks, per_block)]
+
+
+def _of_several(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values]) -> list[Comparison]:
+    """The same of three arms or more. Their verdicts form two families, each with Holm-adjusted p: those on
+    the primary, and those on all secondaries together."""
     design = manifest.design
-    if len(design.arms) <= 2:
-        return [comparison(manifest, blocks, per_block)]
     first, *others = (arm.name for arm in design.arms)
     pairs = {other: manifest.pair(first, other) for other in others}
     values = {other: of_two(blocks, per_block, (first, other)) for other in others}
     measured_by = [block.node for block in blocks]
     effects = {
-        other: _effects(pair.design, measured(pair.design, values[other]), measured_by)
+        other: _effects(pair.design, measured(pair.design, values[other]), measured_by)[0]
         for other, pair in pairs.items()
     }
     adjusted: dict[str, dict[str, float]] = {other: {} for other in others}
@@ -126,11 +99,13 @@ def comparisons(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence
         }
         for (other, name), p in verdicts.holm(raw).items():
             adjusted[other][name] = p
-    return [
-        comparison(_named(pair, other), [block.only((first, other)) for block in blocks], values[other],
-                   adjusted[other])
-        for other, pair in pairs.items()
-    ]  # fmt: skip
+    found = []
+    for other, pair in pairs.items():
+        named = msgspec.structs.replace(pair.design, name=f"{pair.design.name}: {other}")
+        only = [block.only((first, other)) for block in blocks]
+        of_one = msgspec.structs.replace(pair, design=named)
+        found.append(comparison(of_one, only, values[other], adjusted[other]))
+    return found
 
 
 def of_pair(manifest: Manifest, blocks: Sequence[Block], before: str, after: str) -> Comparison:
@@ -138,11 +113,6 @@ def of_pair(manifest: Manifest, blocks: Sequence[Block], before: str, after: str
     pair = manifest.pair(before, after)
     chosen = [block.only((before, after)) for block in blocks]
     return comparison(pair, chosen, [block_values(pair.design, block) for block in chosen])
-
-
-def _named(pair: Manifest, after: str) -> Manifest:
-    design = msgspec.structs.replace(pair.design, name=f"{pair.design.name}: {after}")
-    return msgspec.structs.replace(pair, design=design)
 
 
 def comparison(
@@ -158,174 +128,73 @@ def comparison(
     among themselves.
     """
     design = manifest.design
+    before, *after = design.arms_with_plant(manifest.plant_ns)
     check_values(design, per_block, [design.primary])
     alpha = design.alpha(len(blocks))
     values = measured(design, per_block)
-    measured_by = [block.node for block in blocks]
-    effects = _effects(design, values, measured_by)
-    by_node = None
-    if len(design.arms) > 1 and len(set(measured_by)) > 1:
-        from overlap_bench.harness.analysis import nodes
-
-        by_node = nodes.on_nodes(design, per_block, measured_by, alpha)
+    effects, by_node = _effects(design, values, [block.node for block in blocks])
     if adjusted is None:
         adjusted = verdicts.holm(_family(effects, design.secondaries))
-    offered = offered_load(design, per_block)
-    before, *after = design.arms_with_plant(manifest.plant_ns)
-    did = mechanism(design, blocks)
+
+    offered = THROUGHPUTS if offered_load(design, per_block) else ()
     apart = turns.disagreement(design, per_block, alpha) if design.primary in definitions.OF_PAIRS else None
-    never = never_ran(manifest)
-    decided = {
-        name: _decided(design, name, effects[name], adjusted.get(name), offered, alpha)
-        for name in dict.fromkeys((design.primary, *design.secondaries))
-        if name in effects
-    }
-    judged = [name for name, found in decided.items() if found != decision.OFFERED]
-    if apart is not None:
-        decided[design.primary] = decision.CONTRADICTED
-    if never is not None:
-        decided = dict.fromkeys(decided, decision.never_ran(never))
+    decided = decision.on_declared(design, effects, adjusted, alpha, offered, apart, manifest.never_ran)
     rows = {
         name: msgspec.structs.replace(
-            metric_row(name, per_arm[design.arms[0].name], effects.get(name)),
-            p_adjusted=adjusted.get(name) if name in judged else None,
+            MetricRow.of_metric(name, per_arm[before.name], effects.get(name)),
+            p_adjusted=adjusted.get(name) if name in decided and name not in offered else None,
             verdict=decided[name].stored if name in decided else None,
         )
         for name, per_arm in values.items()
     }
     verdict = decided.get(design.primary)
+    warnings: list[Warning] = [] if apart is None else [verdict_warnings.Contradicted(apart)]
     word = None if verdict is None or apart is not None else verdict.word
+    without = _without_verdict(design, per_block)
+    of_primary = _of_primary(manifest, blocks, values, effects, word, by_node)
+
+    if after and apart is None:
+        warnings += turns.of_size(design, per_block, alpha)
+    warnings += [*without, *turns.of_turns(design, blocks), *of_primary]
+    in_turns = turns.sliced(design, blocks) if after else None
+    did = mechanism(design, blocks)
     return Comparison(
         variant=design.name,
-        before=settings(before),
-        after=settings(after[0]) if after else None,
+        before=Settings.of(before),
+        after=Settings.of(after[0]) if after else None,
         blocks=len(blocks),
         confidence=1 - alpha,
         margin=design.margin,
         primary=design.primary,
         metrics=rows,
-        outputs=outputs.same(manifest, blocks),
-        failures=outputs.failures(design, blocks),
+        sliced=in_turns,
         mechanism=did | planted(design, did, values),
         limit=limits(design, values),
+        outputs=outputs.same(manifest, blocks),
+        failures=outputs.failures(design, blocks),
         prediction=prediction.predict(manifest, blocks, rows) if after else None,
-        sliced=turns.sliced(design, blocks) if after else None,
         nodes=by_node,
         changed_code=manifest.changed_code if after else None,
         overlaid=manifest.overlaid,
         verdict=verdict,
-        warnings=ranked(
-            [
-                *([] if apart is None else [verdict_warnings.Contradicted(apart)]),
-                *(turns.of_size(design, per_block, alpha) if after and apart is None else []),
-                *_without_verdict(design, per_block),
-                *turns.of_turns(design, blocks),
-                *_of_primary(manifest, blocks, values, word, by_node, alpha),
-                *circumstances(manifest, blocks, values),
-            ]
-        ),
+        warnings=ranked([*warnings, *circumstances(manifest, blocks, values)]),
     )
-
-
-def _of_primary(
-    manifest: Manifest,
-    blocks: Sequence[Block],
-    values: Mapping[str, Mapping[str, Sequence[float]]],
-    word: str | None,
-    by_node: Nodes | None,
-    alpha: float,
-) -> Iterator[Warning]:
-    """What is to be said of the decision on the primary."""
-    design = manifest.design
-    per_arm = values.get(design.primary, {})
-    if len(per_arm) != 2:
-        return
-    effect, (before, after) = effect_of(design.primary, per_arm, alpha), per_arm.values()
-    disagree_by = by_node.spread if by_node is not None and by_node.unit == "node" else None
-    yield from verdict_warnings.of_decision(
-        verdict_warnings.Decided(
-            design=design,
-            trials=len(blocks),
-            effect=effect,
-            word=word,
-            seconds=block_seconds(blocks),
-            nodes=0 if by_node is None else len(by_node.changes),
-            disagree_by=disagree_by,
-        )
-    )
-    if effect.scale == "ratio" and effect.sd is not None:
-        numbers = [block.number for block in blocks]
-        yield from verdict_warnings.of_order(manifest, numbers, before, after)
-
-
-def _without_verdict(design: Design, per_block: Sequence[Values]) -> Iterator[Warning]:
-    """Declared secondaries that some trial has no value of."""
-    for name in design.secondaries if len(design.arms) > 1 else ():
-        if (where := lacking(design, per_block, name)) is not None:
-            yield verdict_warnings.NoVerdictOn(name, where)
-
-
-def never_ran(manifest: Manifest) -> str | None:
-    """Why there is nothing to judge, where none of the code that differs between the arms ran."""
-    changed = manifest.changed_code
-    return None if changed is None or changed.counts else changed.never_ran
-
-
-def so_far(design: Design, per_block: Sequence[Values]) -> str:
-    """The primary's change with its 95% interval, in words; "" where two arms, two blocks or a value are
-    missing. For whoever watches a run: it decides nothing."""
-    per_arm = measured(design, per_block, [design.primary]).get(design.primary, {})
-    if len(per_block) < 2 or len(design.arms) != 2 or len(per_arm) != 2:
-        return ""
-    effect = effect_of(design.primary, per_arm, ALPHA)
-    row = metric_row(design.primary, per_arm[design.arms[0].name], effect)
-    return f"{design.primary} {words.difference(row)} {words.interval(row)}"
-
-
-def limits(design: Design, values: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Sides]:
-    """How far the rest is from the limit: LIMITS of each arm, means over blocks."""
-    return {
-        name: sides(design, {arm: float(np.mean(each)) for arm, each in values[name].items()})
-        for name in LIMITS
-        if name in values
-    }
-
-
-def settings(arm: Arm) -> Settings:
-    """An arm as it stands in a result: everything but its name, and of its options those that are known."""
-    options = msgspec.to_builtins(arm.options)
-    return Settings(
-        engine=arm.engine,
-        options=options if arm.known is None else {name: options[name] for name in arm.known},
-        toggles=arm.toggles,
-        python=arm.python,
-        env=arm.env,
-        ref=arm.ref,
-        patch=None if arm.patch is None else Patched.of(arm.patch),
-    )
-
-
-def of_two(blocks: Sequence[Block], per_block: Sequence[Values], arms: Sequence[str]) -> list[Values]:
-    """The values of two of several arms, as if the run had no others: matched by the batches of these two."""
-    return [
-        {arm: {**values[arm], **between[arm]} for arm in arms}
-        for block, values in zip(blocks, per_block, strict=True)
-        for between in [values_between(block.of, arms)]
-    ]
 
 
 def _effects(
-    design: Design, values: Mapping[str, Mapping[str, Sequence[float]]], measured_by: Sequence[str]
-) -> dict[str, paired.Effect]:
-    """By metric, of two arms; nothing of one alone. `measured_by`: the node of each block."""
+    design: Design, values: Series, measured_by: Sequence[str]
+) -> tuple[dict[str, paired.Effect], Nodes | None]:
+    """By metric, of two arms, nothing of one alone; and what each node says of the primary, where there are
+    several. `measured_by`: the node of each block."""
     alpha = design.alpha(len(measured_by))
     both = {name: per_arm for name, per_arm in values.items() if len(per_arm) == 2}
     if len(set(measured_by)) < 2:
-        return {name: effect_of(name, per_arm, alpha) for name, per_arm in both.items()}
+        return {name: effect_of(name, per_arm, alpha) for name, per_arm in both.items()}, None
 
     from overlap_bench.harness.analysis import nodes
 
-    return {name: nodes.effect(design, name, per_arm, measured_by, alpha) for name, per_arm in both.items()}
+    effects = {name: nodes.effect(design, name, each, measured_by, alpha) for name, each in both.items()}
+    return effects, nodes.on_nodes(design, both, measured_by, alpha)
 
 
 def _family(effects: Mapping[str, paired.Effect], names: Sequence[str]) -> dict[str, float]:
@@ -335,31 +204,48 @@ def _family(effects: Mapping[str, paired.Effect], names: Sequence[str]) -> dict[
     return {name: p for name, p in found.items() if p is not None}
 
 
-def metric_row(name: str, before: Sequence[float], effect: paired.Effect | None) -> MetricRow:
-    """A metric of the result, not judged yet; without an effect there is one arm alone."""
-    metric = definitions.METRICS[name]
+def _without_verdict(design: Design, per_block: Sequence[Values]) -> list[Warning]:
+    """Declared secondaries that some trial has no value of."""
+    if len(design.arms) < 2:
+        return []
+    found = ((name, lacking(design, per_block, name)) for name in design.secondaries)
+    return [verdict_warnings.NoVerdictOn(name, where) for name, where in found if where is not None]
+
+
+def _of_primary(
+    manifest: Manifest,
+    blocks: Sequence[Block],
+    values: Series,
+    effects: Mapping[str, paired.Effect],
+    word: str | None,
+    by_node: Nodes | None,
+) -> list[Warning]:
+    """What is to be said of the decision on the primary."""
+    design = manifest.design
+    effect = effects.get(design.primary)
     if effect is None:
-        return MetricRow(unit=metric.unit, better=metric.better, before=float(np.mean(before)))
-    return MetricRow(
-        unit=metric.unit,
-        better=metric.better,
-        before=effect.before,
-        after=effect.after,
-        change=effect.change,
-        delta=effect.delta,
-        ci_low=effect.low,
-        ci_high=effect.high,
-        sd=effect.sd,
-        p=effect.p,
+        return []
+    decided = verdict_warnings.Decided(
+        design=design,
+        trials=len(blocks),
+        effect=effect,
+        word=word,
+        seconds=block_seconds(blocks),
+        nodes=0 if by_node is None else len(by_node.changes),
+        disagree_by=by_node.spread if by_node is not None and by_node.unit == "node" else None,
     )
+    found = verdict_warnings.of_decision(decided)
+    before, after = values[design.primary].values()
+    if scale_of(design.primary, before, after) == "ratio" and len(blocks) > 1:
+        numbers = [block.number for block in blocks]
+        found += verdict_warnings.of_order(manifest, numbers, before, after)
+    return found
 
 
-def _decided(
-    design: Design, name: str, effect: paired.Effect, p_adjusted: float | None, offered: bool, alpha: float
-) -> decision.Verdict:
-    """What is decided about a declared metric, whatever else speaks against it."""
-    if name in THROUGHPUTS and offered:
-        return decision.OFFERED
-    if any(arm.is_remote for arm in design.arms):
-        return decision.ONE_BOOT
-    return decision.decide(effect, design.margin, *kind_of(name), p_adjusted, alpha)
+def of_two(blocks: Sequence[Block], per_block: Sequence[Values], arms: Sequence[str]) -> list[Values]:
+    """The values of two of several arms, as if the run had no others: matched by the batches of these two."""
+    return [
+        {arm: {**values[arm], **between[arm]} for arm in arms}
+        for block, values in zip(blocks, per_block, strict=True)
+        for between in [values_between(block.of, arms)]
+    ]

@@ -1,16 +1,17 @@
-"""What is decided about a metric, and why: made here, and said nowhere else."""
+"""What is decided about a metric, and why, or why nothing is: made here, and said nowhere else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from overlap_bench.harness.common.formatting import percent
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.stats import verdicts
 from overlap_bench.harness.stats.paired import Effect
-from overlap_bench.harness.stats.stopping import ALPHA
 from overlap_bench.harness.store.manifest import ChangedCode
 
 
@@ -48,16 +49,36 @@ def never_ran(why: str) -> Verdict:
     return Verdict(None, f"no verdict: {why}", "never_ran")
 
 
-def decide(
-    estimate: Effect,
-    margin: float,
-    better: str,
-    is_time: bool,
-    p_adjusted: float | None = None,
-    alpha: float = ALPHA,
-) -> Verdict:
+def on_declared(
+    design: Design,
+    effects: Mapping[str, Effect],
+    adjusted: Mapping[str, float],
+    alpha: float,
+    offered: Collection[str],
+    contradicted: str | None,
+    unused: str | None,
+) -> dict[str, Verdict]:
+    """The verdict on the primary and on each secondary that has an effect. `adjusted`: p by metric, of those
+    that are judged together. `offered`: metrics that are the load. `contradicted`: why the primary is not to
+    be believed; `unused`: why there is nothing to judge."""
+    declared = [name for name in dict.fromkeys((design.primary, *design.secondaries)) if name in effects]
+    if unused is not None:
+        return dict.fromkeys(declared, never_ran(unused))
+    found = {}
+    for name in declared:
+        if name in offered:
+            found[name] = OFFERED
+        elif any(arm.is_remote for arm in design.arms):
+            found[name] = ONE_BOOT
+        else:
+            found[name] = _by_rule(name, effects[name], design.margin, adjusted.get(name), alpha)
+    return found if contradicted is None else {**found, design.primary: CONTRADICTED}
+
+
+def _by_rule(name: str, estimate: Effect, margin: float, p_adjusted: float | None, alpha: float) -> Verdict:
     """The verdict by the decision rule (stats.verdicts), with its reason."""
-    word = verdicts.verdict(estimate, margin, better, is_time, p_adjusted, alpha)
+    metric = definitions.METRICS[name]
+    word = verdicts.verdict(estimate, margin, metric.better, metric.is_time, p_adjusted, alpha)
     if word is None or estimate.low is None or estimate.high is None:
         return ONE_TRIAL
     return Verdict(word, reason(word, estimate.change, estimate.low, estimate.high, margin, p_adjusted))

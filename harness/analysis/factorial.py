@@ -8,15 +8,22 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from overlap_bench.harness.analysis.arm_warnings import circumstances
 from overlap_bench.harness.analysis.result import (
     Aliased,
     Effect,
     Effects,
     FactorialResult,
 )
-from overlap_bench.harness.analysis.verdict_warnings import NodesDisagreeAbout
+from overlap_bench.harness.analysis.values import Series, check_values, measured
+from overlap_bench.harness.analysis.verdict_warnings import (
+    NodesDisagreeAbout,
+    few_trials,
+    of_order_of_factorial,
+)
 from overlap_bench.harness.analysis.warnings import Warning, ranked
 from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.design import Arm, Design, Factor, Factorial
 from overlap_bench.harness.plan.factors import levels
 from overlap_bench.harness.stats import paired, verdicts
@@ -32,6 +39,8 @@ from overlap_bench.harness.stats.contrasts import (
     with_others,
 )
 from overlap_bench.harness.stats.nodes import agreement, of_nodes
+from overlap_bench.harness.store.manifest import Manifest
+from overlap_bench.harness.store.tables import Block
 
 JUDGED_ORDER = 2  # up to here an effect of the primary carries a verdict
 TOGETHER = {"better": "stronger together", "worse": "weaker together", "same": "same together"}
@@ -57,10 +66,26 @@ def judge(
     return TOGETHER.get(found, found) if found is not None else None
 
 
+def of_run(
+    manifest: Manifest, planned: Factorial, blocks: Sequence[Block], per_block: Sequence[Values]
+) -> FactorialResult:
+    """What a run of these factors found, with what is to be said of it."""
+    design = manifest.design
+    check_values(design, per_block, [design.primary], ratio=True)
+    values = measured(design, per_block)
+    judged = {label(each.term): each.weights for each in declared(planned.factors, design.arms)}
+    told = [
+        *few_trials(design, len(blocks)),
+        *of_order_of_factorial(manifest, [block.number for block in blocks], values, judged),
+        *circumstances(manifest, blocks, values),
+    ]
+    return analyse(planned, design, values, [block.node for block in blocks], told)
+
+
 def analyse(
     planned: Factorial,
     design: Design,
-    values: Mapping[str, Mapping[str, Sequence[float]]],
+    values: Series,
     nodes: Sequence[str],
     warnings: list[Warning],
 ) -> FactorialResult:

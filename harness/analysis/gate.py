@@ -21,7 +21,7 @@ from overlap_bench.harness.analysis.words import outputs_that_differ
 from overlap_bench.harness.common.formatting import share
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan import checks
-from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.plan.design import ONE_SIDED, Design
 from overlap_bench.harness.stats import paired, planning, verdicts
 from overlap_bench.harness.stats.distributions import t_quantile, t_tail
 
@@ -105,7 +105,7 @@ def _judge(
     if worst <= limit or p < one_sided:
         return msgspec.structs.replace(found, verdict="pass" if worst <= limit else "fail")
     beyond = float(_beyond(name, before, after, limit).mean())
-    level = checks.ONE_SIDED / metrics  # of a gate of a fixed number
+    level = ONE_SIDED / metrics  # of a gate of a fixed number
     more = planning.blocks_to_decide(abs(beyond), effect.sd, effect.blocks, level, MOST)
     return msgspec.structs.replace(found, more_blocks=more)
 
@@ -197,7 +197,7 @@ def result_of(
 def unplanned(design: Design, names: Sequence[str], limit: float) -> list[str]:
     """What a run is judged by here that was not declared before its first block: a limit that somebody chose
     with the numbers before them gives no test at its level."""
-    declared = checks.gated(design)
+    declared = design.gated
     planned = checks.DEFAULT_LIMIT if design.gate is None else design.gate.max_regression
     found = []
     if planned != limit:

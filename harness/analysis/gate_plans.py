@@ -10,7 +10,7 @@ import numpy as np
 from overlap_bench.harness.analysis.gate import MOST
 from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.metrics import definitions
-from overlap_bench.harness.plan.checks import ONE_SIDED
+from overlap_bench.harness.plan.design import ONE_SIDED
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.stats import planning
 

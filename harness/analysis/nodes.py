@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from overlap_bench.harness.analysis.result import NodeRow, Nodes
-from overlap_bench.harness.analysis.values import effect_of, measured, scale_of
+from overlap_bench.harness.analysis.values import Series, effect_of, measured, scale_of
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.design import Design
@@ -34,10 +34,10 @@ def effect(
     return effect_of(name, {arm: of_nodes(values, nodes, scale) for arm, values in per_arm.items()}, alpha)
 
 
-def on_nodes(design: Design, per_block: Sequence[Values], nodes: Sequence[str], alpha: float) -> Nodes | None:
-    """The primary's change on each of several nodes, by itself; None of one machine, or one arm."""
-    per_arm = measured(design, per_block, [design.primary]).get(design.primary, {})
-    if len(set(nodes)) < 2 or len(per_arm) != 2:
+def on_nodes(design: Design, values: Series, nodes: Sequence[str], alpha: float) -> Nodes | None:
+    """The primary's change on each of several nodes, by itself; None of one arm."""
+    per_arm = values.get(design.primary, {})
+    if len(per_arm) != 2:
         return None
     found = agreed(design.primary, per_arm, nodes, design.margin)
     changes = {}

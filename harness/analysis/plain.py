@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from overlap_bench.harness.analysis import across_warnings, arm_warnings, decision  # noqa: F401  (whose kinds are read)
+from overlap_bench.harness.analysis import arm_warnings, decision  # noqa: F401  (whose kinds are read)
 from overlap_bench.harness.analysis import warnings as warnings_
 from overlap_bench.harness.analysis.result import TAG
 from overlap_bench.harness.common.names import sentence_of_today

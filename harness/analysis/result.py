@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from overlap_bench.harness.analysis.decision import Verdict
 from overlap_bench.harness.analysis.warnings import Warning
-from overlap_bench.harness.plan.design import Factor, LeftOut, Patch, Ref
+from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.plan.design import Arm, Factor, LeftOut, Patch, Ref
+from overlap_bench.harness.stats.paired import Effect as Paired
 from overlap_bench.harness.store.manifest import ChangedCode, Overlaid
 
 GateVerdict = Literal["pass", "fail", "undecided"]
@@ -33,6 +37,25 @@ class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
     p_adjusted: float | None = None
     verdict: str | None = None  # None: descriptive
     floor: float | None = None  # what equal arms show here
+
+    @classmethod
+    def of_metric(cls, name: str, before: Sequence[float], effect: Paired | None) -> MetricRow:
+        """A row that is not judged yet; without an effect there is one arm alone."""
+        metric = definitions.METRICS[name]
+        if effect is None:
+            return cls(unit=metric.unit, better=metric.better, before=float(np.mean(before)))
+        return cls(
+            unit=metric.unit,
+            better=metric.better,
+            before=effect.before,
+            after=effect.after,
+            change=effect.change,
+            delta=effect.delta,
+            ci_low=effect.low,
+            ci_high=effect.high,
+            sd=effect.sd,
+            p=effect.p,
+        )
 
     def of(self, side: str) -> float | None:
         return self.before if side == "before" else self.after
@@ -118,6 +141,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str]
     ref: Ref | None
     patch: Patched | None = None
+
+    @classmethod
+    def of(cls, arm: Arm) -> Settings:
+        """Everything of an arm but its name, and of its options those that are known."""
+        options = msgspec.to_builtins(arm.options)
+        return cls(
+            engine=arm.engine,
+            options=options if arm.known is None else {name: options[name] for name in arm.known},
+            toggles=arm.toggles,
+            python=arm.python,
+            env=arm.env,
+            ref=arm.ref,
+            patch=None if arm.patch is None else Patched.of(arm.patch),
+        )
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, tag_field=TAG):

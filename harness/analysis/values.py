@@ -1,5 +1,5 @@
-"""The values of a run's blocks: those of one, in series, what they lack, whether they can be compared, and
-whether they are enough by the rule that was declared before the first block."""
+"""The values of a run's blocks: those of one, in series, what they lack, whether they can be compared, what
+they show so far, and whether they are enough by the rule that was declared before the first block."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis.result import Judged, Sides
+from overlap_bench.harness.analysis.result import Judged, MetricRow, Sides
+from overlap_bench.harness.analysis.words import difference, interval
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import OFFERED, Values, of_block
-from overlap_bench.harness.plan import checks
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.stats import paired, verdicts
-from overlap_bench.harness.stats.stopping import Until
+from overlap_bench.harness.stats.stopping import ALPHA, Until
 from overlap_bench.harness.store.tables import Block
 from overlap_bench.harness.workload.arrivals import ARRIVALS
 
@@ -25,7 +25,9 @@ NOT_STREAMED = (
     "--primary latency_ms_p50 compares all the same"
 )
 TURNS = ": too few turns of both arms ran the same steps; --interleaved-rounds 0 compares by rounds"
+LIMITS = ("device_busy", "exposed_host_us")
 THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s")
+Series = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block
 
 
 def check_values(
@@ -101,10 +103,13 @@ def sides(design: Design, by_arm: Mapping[str, float]) -> Sides:
     return Sides(before=by_arm.get(design.arms[0].name), after=after)
 
 
-def kind_of(name: str) -> tuple[str, bool]:
-    """Which way a metric is better, and whether it is a time."""
-    metric = definitions.METRICS[name]
-    return metric.better, metric.is_time
+def limits(design: Design, values: Series) -> dict[str, Sides]:
+    """How far the rest is from the limit: LIMITS of each arm, means over blocks."""
+    return {
+        name: sides(design, {arm: float(np.mean(each)) for arm, each in values[name].items()})
+        for name in LIMITS
+        if name in values
+    }
 
 
 def scale_of(name: str, *series: Sequence[float]) -> paired.Scale:
@@ -136,7 +141,7 @@ def enough(design: Design, per_block: Sequence[Values]) -> bool:
     can't give, rather than once all are done."""
     if design.until is None and len(per_block) > 1:
         return False
-    check_values(design, per_block, checks.gated(design))
+    check_values(design, per_block, design.gated)
     return design.until is not None and reason_to_stop(design, per_block) is not None
 
 
@@ -152,7 +157,7 @@ def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
     if design.gate is not None:
         from overlap_bench.harness.analysis import gate
 
-        said = gate.overall(judged(design, per_block, checks.gated(design), design.gate.max_regression))
+        said = gate.overall(judged(design, per_block, design.gated, design.gate.max_regression))
         enough, found = said != "undecided", f"the gate says {said}"
     else:
         enough, found = _enough_of_primary(design, until, per_block)
@@ -167,13 +172,26 @@ def _enough_of_primary(design: Design, until: Until, per_block: Sequence[Values]
     alpha = design.alpha(len(per_block))
     effect = effect_of(design.primary, measured(design, per_block, [design.primary])[design.primary], alpha)
     if until.precision is None:
-        said = verdicts.verdict(effect, design.margin, *kind_of(design.primary), alpha=alpha) or "undecided"
+        metric = definitions.METRICS[design.primary]
+        said = verdicts.verdict(effect, design.margin, metric.better, metric.is_time, alpha=alpha)
+        said = said or "undecided"
         return said != "undecided", f"{design.primary} is {said}"
     assert effect.low is not None
     assert effect.high is not None
     half = (effect.high - effect.low) / 2
     enough = half <= until.precision
     return enough, f"half-width {half:.2%}, {'' if enough else 'not '}within {100 * until.precision:.3g}%"
+
+
+def so_far(design: Design, per_block: Sequence[Values]) -> str:
+    """The primary's change with its 95% interval, in words; "" where two arms, two blocks or a value are
+    missing. For whoever watches a run: it decides nothing."""
+    per_arm = measured(design, per_block, [design.primary]).get(design.primary, {})
+    if len(per_block) < 2 or len(design.arms) != 2 or len(per_arm) != 2:
+        return ""
+    effect = effect_of(design.primary, per_arm, ALPHA)
+    row = MetricRow.of_metric(design.primary, per_arm[design.arms[0].name], effect)
+    return f"{design.primary} {difference(row)} {interval(row)}"
 
 
 def judged(
@@ -187,4 +205,4 @@ def judged(
     rest = [name for name in names if not gate.is_gone(name, *values[name].values())]
     check_values(design, per_block, rest, ratio=True)
     offered = THROUGHPUTS if offered_load(design, per_block) else ()
-    return gate.judge(values, names, limit, checks.level(design, len(per_block)), offered)
+    return gate.judge(values, names, limit, design.one_sided(len(per_block)), offered)

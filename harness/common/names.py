@@ -25,6 +25,7 @@ BEFORE = {today: name for name, today in METRICS.items()}
 COUNTERS = {f"planted_{what}": f"injected_{what}" for what in ("device_ns", "host_ns", "share")}
 OLD = re.compile(rf"\b(?:{'|'.join([*METRICS, *COUNTERS])}|phase_\w+_us_sliced)\b")
 TODAY = re.compile(rf"\b(?:{'|'.join(BEFORE)}|decode_phase_\w+_us)\b")
+TOLD = 4  # differences, in a line
 FIELDS = {  # of a design, as its options are called
     "blocks": "trials",
     "segments": "interleaved_rounds",
@@ -66,9 +67,6 @@ def sentence_of_today(text: str) -> str:
     for old, new in WORDS:
         text = old.sub(new, text)
     return of_today(text)
-
-
-TOLD = 4  # differences, in a line
 
 
 def difference(old: Any, new: Any, path: str = "") -> str:

@@ -10,7 +10,6 @@ from overlap_bench.harness.plan.design import MAX_SECONDARIES, Design
 
 DEFAULT_LIMIT = 0.02
 MOST_METRICS = MAX_SECONDARIES
-ONE_SIDED = 0.05
 
 
 def check(names: Sequence[str], limit: float) -> None:
@@ -23,26 +22,6 @@ def check(names: Sequence[str], limit: float) -> None:
         raise api.BadSetting(f"--metric takes up to {MOST_METRICS} different metrics")
     if not 0 < limit < 1:
         raise api.BadSetting(f"--max-regression must be above 0% and below 100%, not {100 * limit:.4g}%")
-
-
-def gated(design: Design) -> tuple[str, ...]:
-    """The metrics that a run's gate is about."""
-    return (design.primary, *(design.secondaries if design.gate is not None else ()))
-
-
-def level(design: Design, blocks: int) -> float:
-    """The one-sided level of the bounds after so many blocks. For a run that may stop early and was planned
-    without a gate: half its two-sided level where its rule looks at the mean, which is stricter than 95%
-    needs; where the rule looks at the width alone, that level itself for each side."""
-    if design.gate is not None:
-        looks = design.until.looks if design.until is not None else ()
-        reached = sum(look <= blocks for look in looks)
-        return design.gate.levels[max(0, reached - 1)]  # before the first look that one's, the strictest
-    if design.until is None:
-        return ONE_SIDED
-    if design.until.rule == "precise":
-        return design.alpha(blocks)
-    return design.alpha(blocks) / 2
 
 
 HELD = {
@@ -85,7 +64,7 @@ def check_metrics(design: Design) -> None:
             "that is injected there; choose another --primary or --inject-at"
         )
     if design.gate is not None:
-        check(gated(design), design.gate.max_regression)
+        check(design.gated, design.gate.max_regression)
     if definitions.METRICS[design.primary].can_be_zero:
         raise api.BadSetting(
             f"{design.primary} can be zero, so a margin in percent means nothing; choose another --primary"

@@ -24,8 +24,10 @@ from overlap_bench.harness.workload.workload import Workload
 
 MAX_SECONDARIES = 5
 MARGIN = 0.01  # unless another is asked for
+ONE_SIDED = 0.05  # level of a gate's bounds
 MOST = 10_000  # blocks, or rounds of a boot: weeks
 SHARE = {"share": True}  # an option that is typed as 1% or 0.01
+DRAWN_TOGETHER = 6  # blocks whose orders are drawn together, so that both are among them
 COMPILED = (  # files that a build makes code of
     *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hip", ".hpp", ".inl", ".pyx", ".rs"),
     *("CMakeLists.txt", ".cmake", "setup.py"),
@@ -226,6 +228,23 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         ]
         return reached[-1] if reached else self.until.levels[0]
 
+    def one_sided(self, blocks: int) -> float:
+        """The one-sided level of a gate's bounds after so many blocks. For a run that may stop early and was
+        planned without a gate: half its two-sided level where its rule looks at the mean, which is stricter
+        than 95% needs; where the rule looks at the width alone, that level itself for each side."""
+        if self.gate is not None:
+            looks = self.until.looks if self.until is not None else ()
+            reached = sum(look <= blocks for look in looks)
+            return self.gate.levels[max(0, reached - 1)]  # before the first look that one's, the strictest
+        if self.until is None:
+            return ONE_SIDED
+        return self.alpha(blocks) / (1 if self.until.rule == "precise" else 2)
+
+    @property
+    def gated(self) -> tuple[str, ...]:
+        """The metrics that its gate is about."""
+        return (self.primary, *(self.secondaries if self.gate is not None else ()))
+
     def check(self) -> None:
         """Raises BadSetting where this can't be run as it stands."""
         for flag, count, least in (
@@ -319,9 +338,6 @@ def started_by(python: str | None, toggles: Mapping[str, str]) -> tuple[str | No
     if "-m" in words[1:-1] and "python" in Path(words[0]).name:
         return words[0], words[words.index("-m") + 1].partition(".")[0]
     return words[0], Path(words[0]).name.replace("-", "_")
-
-
-DRAWN_TOGETHER = 6  # blocks whose orders are drawn together, so that both are among them
 
 
 def orders(lot: str, block: int, arms: int, fewest: int = DRAWN_TOGETHER) -> list[int]:

@@ -19,8 +19,7 @@ from overlap_bench.harness.metrics.definitions import (
     phase_in_turns,
     phase_metric,
 )
-from overlap_bench.harness.plan import checks
-from overlap_bench.harness.plan.design import Arm, Design, Factorial, Gate
+from overlap_bench.harness.plan.design import ONE_SIDED, Arm, Design, Factorial, Gate
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.variants import Variant
 from overlap_bench.harness.stats import stopping as early
@@ -537,6 +536,6 @@ def delay(arms: Sequence[Arm], request: Request, engines: Mapping[str, api.Engin
 def make_gate(max_regression: float, until: Until | None) -> Gate:
     """The gate of a design, its bounds at 95% each over all looks."""
     if until is None:
-        return Gate(max_regression=max_regression, levels=(checks.ONE_SIDED,))
-    two_sided = early.levels(until.looks, 2 * checks.ONE_SIDED)
+        return Gate(max_regression=max_regression, levels=(ONE_SIDED,))
+    two_sided = early.levels(until.looks, 2 * ONE_SIDED)
     return Gate(max_regression=max_regression, levels=tuple(each / 2 for each in two_sided))

@@ -1,18 +1,16 @@
-"""The live side of a run: the load generator, the booted engines, and waiting for either while watching that
-every process lives. One Session per run; everything it started is gone when it is left, however it is left.
-"""
+"""The live side of a run: the load generator and the booted engines, and what they are told and asked. One
+Session per run; everything it started is gone when it is left, however it is left."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, perf_counter_ns
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 import psutil
@@ -21,9 +19,8 @@ import zmq
 from overlap_bench.engines import api
 from overlap_bench.engines.machine import known
 from overlap_bench.engines.processes import with_below
-from overlap_bench.harness.common import processes, temporary
+from overlap_bench.harness.common import processes
 from overlap_bench.harness.common.processes import Child
-from overlap_bench.harness.common.signals import postponed, undisturbed
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.run import messages, records
 from overlap_bench.harness.run.events import Booting, Said
@@ -46,18 +43,13 @@ from overlap_bench.harness.run.hosts import (
     side_by_side,
     spec_of,
 )
+from overlap_bench.harness.run.link import Link
 from overlap_bench.harness.workload.plan import Planned
 
 STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead
 ANSWER_S = 60.0  # who should answer at once, and says nothing for so long, hangs; a start may take any time
 TELL_S = 5.0  # between two words on what boots
 LOAD_GENERATOR = "overlap_bench.harness.run.load_generator"
-GONE_MS = 3000  # how long a killed host may take to be gone, which on a card frees gigabytes
-
-BUILT = (
-    "; a ref's tree has nothing that a build makes: name such files of your checkout by --overlay, or "
-    "install each ref into an interpreter of its own"
-)
 
 if TYPE_CHECKING:
     from overlap_bench.harness.run.patched import Patches
@@ -84,8 +76,8 @@ class Booted:
         return {"engine": self.children[0].pid, **self.description.pids}
 
 
-class Session:
-    """Processes and sockets of one run. Use as a context manager.
+class Session(Link):
+    """The live side of a run.
 
     `worktrees`: by the arm's name, the folder whose code it runs in place of what is installed. Without a
     `generator` no load is put on the engines: what they say comes here (`submit`, `events`), and is not
@@ -93,32 +85,18 @@ class Session:
     """
 
     def __init__(self, worktrees: Mapping[str, Path] | None = None, generator: bool = True) -> None:
-        self._worktrees = worktrees or {}
+        super().__init__(worktrees or {})
         self._with_generator = generator
-        self._alive: list[Child] = []
-        self._failed: set[str] = set()  # roles of hosts that said so, and are stopping their engines
         self._boots = 0
         self.asked_s = 0.0  # that the engines took to say whether they can run; only the first boot asks
         self._on_cpu: set[str] = set()  # arms that have said that they share no card's memory
         self._rounds = 0
         self._began_ns = 0
-        self._generator: Child | None = None
-        self._loaded: Booted | None = None  # the engine of the latest round
-        self._turning: set[str] = set()  # arms that take turns, and have not said that they wait too long
-        self._parked: set[int] = set()  # servers that stand still between their turns
-
-    def __enter__(self) -> Session:
-        self._left = ExitStack()
-        self._room = self._left.enter_context(temporary.for_sockets())
-        self._bytecode = bytecode_in(self._room / "bytecode")
         self._patches: Patches | None = None
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._from_hosts = self._bound("hosts")
-        self._from_load = self._bound("load")
-        self._poller = zmq.Poller()
-        self._poller.register(self._from_hosts, zmq.POLLIN)
-        self._poller.register(self._from_load, zmq.POLLIN)
-        self._to_load = self._socket(zmq.PUSH)
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._bytecode = bytecode_in(self._room / "bytecode")
         try:
             if self._with_generator:
                 self._start_load()
@@ -129,20 +107,6 @@ class Session:
             self.close()
             raise
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Kill what lives and remove the sockets; an engine that told of its failure has seconds to stop."""
-        with undisturbed():
-            processes.wait([child for child in self._alive if child.role in self._failed], processes.GRACE_S)
-            processes.end(self._alive)
-            self._alive = []
-            self._context.destroy(linger=0)
-            self._left.close()
 
     @property
     def pids(self) -> dict[str, int]:
@@ -328,7 +292,7 @@ class Session:
         on_progress: OnProgress,
     ) -> messages.RoundDone:  # fmt: skip
         """Send one round's requests and wait for their end; meanwhile this process sleeps."""
-        self._loaded = booted
+        self._loaded = booted.arm.name, booted.children[0]
         self._order([booted], plan, concurrency, interval_ns)
         return self._load_says(messages.RoundDone, on_progress)
 
@@ -403,8 +367,6 @@ class Session:
         self._wait(self._events, STALL_S, "no engine said anything for {}, with requests in flight")
         return msgspec.msgpack.decode(self._events.recv(), type=list[api.Event])
 
-    # -- waiting -------------------------------------------------------------------------------------------
-
     def _ask(self, booted: Booted, command: msgspec.Struct, kind: type[T]) -> T:
         """Tell an engine to do what takes it no time, and wait for its answer."""
         booted.inbox.send(msgspec.msgpack.encode(command))
@@ -420,17 +382,6 @@ class Session:
             if isinstance(message, kind):
                 return message
 
-    def _heard(self) -> api.FromHost:
-        """The next message of a host. Raises RunFailed for one that is not as engines/api says: what an
-        engine made is looked at here, not in its own process."""
-        message = self._from_hosts.recv()
-        try:
-            heard: api.FromHost = msgspec.msgpack.decode(message, type=api.FromHost)
-        except msgspec.ValidationError as error:
-            said = msgspec.msgpack.decode(message)
-            raise RunFailed(f"the engine of {said['name']} broke engines/api: {error}") from None
-        return heard
-
     def _load_says(self, kind: type[T], on_progress: OnProgress | None = None) -> T:
         while True:
             assert self._generator is not None
@@ -443,144 +394,6 @@ class Session:
                 on_progress(message)
             if isinstance(message, kind):
                 return message
-
-    def _wait(self, wanted: zmq.Socket[bytes], seconds: float | None = None, silence: str = "") -> None:
-        """Block until `wanted` has a message. A death, or an engine that says Failed, raises; so does silence
-        for `seconds`, with the message `silence`, which has a place for them; where that is "", silence is an
-        error only if one of the processes is stopped, as by SIGSTOP: it would go on for ever."""
-        while True:
-            ready = dict(self._poller.poll(None if seconds is None else int(seconds * 1e3)))
-            if wanted in ready:
-                return
-            if not ready and seconds is not None:
-                check_none_stopped(self._alive, seconds)
-                if silence:
-                    raise RunFailed(silence.format(f"{seconds:g} s"))
-            if self._from_hosts in ready:  # nothing is expected of a host now, so this is a failure
-                message = self._heard()
-                if isinstance(message, api.Failed):
-                    raise self._failure(message)
-                if isinstance(message, api.Waiting):
-                    self._raise_if_kept(message)
-            self._raise_if_dead()
-
-    def _raise_if_kept(self, message: api.Waiting) -> None:
-        """All arms but the one that has the baton come to wait for it at last, some a little later."""
-        again = message.name not in self._turning
-        self._turning.discard(message.name)
-        if not self._turning:
-            raise RunFailed(
-                f"every engine has waited for its turn for {message.seconds:g} s: none of them has the turn"
-            )
-        if len(self._turning) == 1 and (again or not self._from_hosts.poll(EXPLAIN_MS)):
-            raise RunFailed(
-                f"the engine of {next(iter(self._turning))} hangs: it has not ended its turn in "
-                f"{message.seconds:g} s"
-            )
-
-    def _raise_load_failure(self, message: messages.LoadFailed) -> NoReturn:
-        """Raise what the load generator says of the engine, with the last line that its host printed. The
-        engine's own failure or death, which may show a moment later, goes first; that the load generator ends
-        after its last word is no death to report."""
-        others = [child for child in self._alive if child is not self._generator]
-        self._await_news(others, EXPLAIN_MS)
-        self._raise_if_explained(0)
-        self._raise_if_dead(others)
-        self._raise_if_stopped(message.message)
-        if self._loaded is None:
-            raise RunFailed(f"the load generator gave up: {message.message}", message.traceback)
-        arm, (host, *_) = self._loaded.arm, self._loaded.children
-        said = host.last_words()
-        printed = f"; its host last printed: {said}" if said else ""
-        raise RunFailed(
-            f"the load generator gave up on {arm.name}: {message.message}{printed}",
-            f"{message.traceback}\n{host.output()}",
-        )
-
-    def _raise_if_dead(self, among: Sequence[Child] | None = None) -> None:
-        """Name the process that died. A host that was killed takes what its engine started along, so it is
-        named first; else that is named before its host, which may have ended because of it. Where no signal
-        killed what was started here, an engine may still say what it knows."""
-        watched = self._alive if among is None else among
-        dead = [child for child in watched if child.ended()]
-        if not dead:
-            return
-        hosts = [child for child in watched if child.popen is not None and child is not self._generator]
-        adopted = any(child.popen is None for child in dead)
-        if adopted and not any(child.killed for child in dead) and not any(host in dead for host in hosts):
-            # The kernel ends what a killed host started before it tells of the host itself.
-            self._await_news(hosts, GONE_MS)
-            dead = [child for child in watched if child.ended()]
-        by_signal = [child for child in dead if child.killed]
-        child = (by_signal or [each for each in dead if each.popen is None] or dead)[0]
-        if child is self._generator and not by_signal and self._from_load.poll(EXPLAIN_MS):
-            word = msgspec.msgpack.decode(self._from_load.recv(), type=messages.FromLoad)
-            if isinstance(word, messages.LoadFailed):
-                self._raise_load_failure(word)
-        if not by_signal:
-            self._raise_if_explained()
-            self._raise_if_stopped(child.obituary())
-        obituary, said = child.obituary(), child.last_words()
-        if "ModuleNotFoundError" in said:
-            raise api.BadSetting(f"the interpreter of the {child.role} lacks a package: {said}")
-        raise RunFailed(f"{obituary}: {said}" if said else obituary, child.output())
-
-    def _raise_if_stopped(self, seen: str) -> None:
-        """Name a process that somebody stopped where its engine says nothing: whoever ended of waiting for
-        it, or gave it up, is not at fault."""
-        if stopped := processes.stopped(self._alive, self._parked):
-            raise RunFailed(f"{stopped} is stopped, as by SIGSTOP; seen by this: {seen}")
-
-    def _await_news(self, children: Sequence[Child], patience_ms: int) -> None:
-        """Until a host says something or one of these processes has ended."""
-        news = zmq.Poller()
-        for each in (self._from_hosts, *(child.pidfd for child in children)):
-            news.register(each, zmq.POLLIN)
-        news.poll(patience_ms)
-
-    def _raise_if_explained(self, patience_ms: int = EXPLAIN_MS) -> None:
-        """A host that fails says why and ends; which of the two is seen first is chance."""
-        until = monotonic() + patience_ms / 1e3
-        while self._from_hosts.poll(max(0, round(1e3 * (until - monotonic())))):
-            message = self._heard()  # another word of it may lie before
-            if isinstance(message, api.Failed):
-                raise self._failure(message)
-
-    def _failure(self, message: api.Failed) -> Exception:
-        self._failed.add(host_role(message.name))
-        if message.usage:
-            lacks = "can't run the engine of" in message.message and message.name in self._worktrees
-            return api.BadSetting(message.message + BUILT * lacks)
-        gone = [child for child in self._alive if child.pid in message.died]
-        who = gone[0].obituary() if gone else f"the engine of {message.name} failed"
-        return RunFailed(f"{who}: {message.message}", message.traceback)
-
-    # -- small things --------------------------------------------------------------------------------------
-
-    def _start(self, role: str, command: Sequence[str], environment: Mapping[str, str], stem: str) -> Child:
-        with postponed():
-            child = processes.start(role, command, environment, self._room / f"{stem}.log")
-            self._watch(child)
-        return child
-
-    def _watch(self, child: Child) -> None:
-        self._alive.append(child)
-        self._poller.register(child.pidfd, zmq.POLLIN)
-
-    def _endpoint(self, name: str) -> str:
-        return f"ipc://{self._room / name}"
-
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        """pyzmq tells the context of a socket a moment after it is there. Were a signal raised between the
-        two, `close` would wait for that socket without end."""
-        with postponed():
-            return self._context.socket(kind)
-
-    def _bound(self, name: str) -> zmq.Socket[bytes]:
-        socket = self._socket(zmq.PULL)
-        socket.rcvhwm = 0
-        socket.bind(self._endpoint(name))
-        return socket
 
 
 @contextmanager

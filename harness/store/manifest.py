@@ -1,4 +1,5 @@
-"""manifest.json: what a run was meant to be and where it ran, written before its first block."""
+"""A run's folder and its manifest.json: what it was meant to be and where it ran, written before its first
+block; a run is begun here, or opened to go on."""
 
 from __future__ import annotations
 
@@ -44,6 +45,7 @@ from overlap_bench.harness.workload.prompts import ENGLISH, english_digest
 from overlap_bench.harness.workload.workload import Workload
 
 Run = AbstractContextManager[tuple[Path, "Manifest"]]  # to be measured: its folder is held while inside
+NOT_RECORDED = "not recorded"  # of an imported run: what its file does not say
 SHOWN = 3  # names of a kind, in a line
 
 
@@ -83,9 +85,6 @@ class ChangedCode(msgspec.Struct, frozen=True, kw_only=True):
 def listed(names: list[str], most: int = SHOWN) -> str:
     more = f", and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-NOT_RECORDED = "not recorded"  # of an imported run: what its file does not say
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +161,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """The order of each block: its arms by number, the first to run first."""
         given = range(len(self.design.arms))
         return self.orders or [[*given[::-1]] if turned else [*given] for turned in self.after_first]
+
+    @property
+    def never_ran(self) -> str | None:
+        """Why there is nothing to judge, where none of the code that differs between the arms ran."""
+        changed = self.changed_code
+        return None if changed is None or changed.counts else changed.never_ran
 
     def pair(self, before: str, after: str) -> Manifest:
         """The same run with these two of its arms alone, as a before and an after."""

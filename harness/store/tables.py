@@ -1,17 +1,21 @@
-"""The tables of a block, as parquet: blocks/000/{requests,steps,rounds,work,divergences,slices}.parquet."""
+"""The tables of a block, as parquet: blocks/000/{requests,steps,rounds,work,divergences,slices}.parquet; and
+a block as it is read back."""
 
 from __future__ import annotations
 
 import io
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlap_bench.engines import api
 from overlap_bench.harness.common.names import of_today
+from overlap_bench.harness.metrics import divergences
 from overlap_bench.harness.store.files import (
     PARTIAL,
     StoreError,
@@ -23,18 +27,8 @@ from overlap_bench.harness.store.files import (
 
 if TYPE_CHECKING:
     import pandas as pd
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
-
-from overlap_bench.harness.metrics import divergences
-
-if TYPE_CHECKING:
-    import pandas as pd
 
     from overlap_bench.harness.metrics.block import Values
-
 
 # What a block may hold; a table without rows has no file.
 TABLES = ("requests", "steps", "rounds", "work", "divergences", "slices")

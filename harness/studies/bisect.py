@@ -31,7 +31,7 @@ from overlap_bench.harness.plan.design import Design, orders
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_design
 from overlap_bench.harness.plan.variants import load_variants
-from overlap_bench.harness.run import first_boots, overlay, trial, worktrees
+from overlap_bench.harness.run import overlay, trial, worktrees
 from overlap_bench.harness.run.events import Booting, Event, Foreseen, Said
 from overlap_bench.harness.run.hosts import Trees, engines_of
 from overlap_bench.harness.run.session import Session
@@ -183,7 +183,7 @@ class _Search:
 
     def _first_boots(self, session: Session, trees: Trees) -> None:
         began = time.monotonic()
-        (manifest,) = first_boots.measure(session, trees, [self.stored.manifest], TRIALS, self._heard)
+        (manifest,) = trial.first_boots(session, trees, [self.stored.manifest], TRIALS, self._heard)
         if manifest.changed_code is not None and not manifest.changed_code.counts:
             raise api.BadSetting(
                 f"good and bad can't differ here: {manifest.changed_code.never_ran}; ask for what runs it"

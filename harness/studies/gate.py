@@ -142,20 +142,20 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     if len(design.arms) < 2:
         raise api.BadSetting(f"{folder} has one arm, and a gate needs a before and an after")
     planned = design.gate.max_regression if design.gate is not None else checks.DEFAULT_LIMIT
-    wanted, most = tuple(names) or checks.gated(design), planned if limit is None else limit
+    wanted, most = tuple(names) or design.gated, planned if limit is None else limit
     checks.check(wanted, most)
     checks.check_split(design, wanted)
     blocks, per_block = finished(folder, manifest)
     judged = judged_by(design, per_block, wanted, most)
     summary = comparison.result(manifest, blocks, per_block)
-    level = checks.level(design, len(blocks))
+    level = design.one_sided(len(blocks))
     before, after = outputs.failed_shares(design, blocks)
     failing = gate.more_failed(before, after, most, level)
     compared = summary.comparisons[0]
     by_turns = any(name in definitions.OF_PAIRS for name in wanted)
     apart = turns.disagreement(design, per_block, 2 * level) if by_turns else None
     apart = (
-        comparison.never_ran(manifest)
+        manifest.never_ran
         or apart
         or nodes.disagreement(design, per_block, [block.node for block in blocks], wanted)
     )

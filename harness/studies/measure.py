@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,17 +11,16 @@ from pathlib import Path
 import msgspec
 
 from overlap_bench.harness.analysis import noise_floor
-from overlap_bench.harness.analysis.comparison import result, so_far
-from overlap_bench.harness.analysis.noise_floor import with_floor
+from overlap_bench.harness.analysis.comparison import result
 from overlap_bench.harness.analysis.outputs import outputs_differ
 from overlap_bench.harness.analysis.plain import to_stored
 from overlap_bench.harness.analysis.result import Result
-from overlap_bench.harness.analysis.values import block_seconds, block_values, enough
+from overlap_bench.harness.analysis.values import block_seconds, block_values, enough, so_far
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.run import first_boots, trial
+from overlap_bench.harness.run import trial
 from overlap_bench.harness.run.events import BlockBegun, Observer, Said, SoFar
-from overlap_bench.harness.run.first_boots import Clock
+from overlap_bench.harness.run.forecast import Clock
 from overlap_bench.harness.run.session import Session, checked_out
 from overlap_bench.harness.store.files import StoreError, write_summary
 from overlap_bench.harness.store.manifest import (
@@ -78,7 +77,7 @@ def trials(runs: Mapping[Path, Manifest], observe: Observer) -> Trials:
                 if session is None:
                     trees = stack.enter_context(checked_out(design))
                     session = stack.enter_context(Session(trees.places))
-                    manifests = first_boots.measure(session, trees, manifests, len(missing), observe)
+                    manifests = trial.first_boots(session, trees, manifests, len(missing), observe)
                     for folder, manifest in zip(folders, manifests, strict=True):
                         write_manifest(folder, manifest)
                 observe(BlockBegun(number, sum(each >= number for each in missing)))
@@ -106,53 +105,51 @@ def in_steps(run: Run, display: Display, source: Source) -> Steps:
     """Measure trial after trial, until all are done or the declared rule has enough; then the result. It
     stands still once its trials are asked for, and after each, for whoever has several runs measured at
     once."""
-    with run as (folder, manifest):
+    with run as (folder, manifest), _telling_what_is_kept(folder, manifest):
         design = manifest.design
         blocks: list[Block] = []
         values: list[Values] = []
-        try:
-            with display(folder, design) as observe:
-                clock = Clock(design, len(finished_blocks(folder)), observe)
-                with closing(source({folder: manifest}, clock.hear)) as measured:
+        with display(folder, design) as observe:
+            clock = Clock(design, len(finished_blocks(folder)), observe)
+            with closing(source({folder: manifest}, clock.hear)) as measured:
+                yield
+                for (manifest,), (block,) in measured:
+                    blocks.append(block)
+                    values.append(block_values(design, block))
+                    clock.block_done()
+                    if enough(design, values) or len(blocks) == manifest.blocks_in_time:
+                        break
+                    if manifest.blocks_in_time is None and clock.is_up():
+                        manifest = msgspec.structs.replace(
+                            manifest, blocks_in_time=len(blocks), blocks_foreseen=clock.foreseen
+                        )
+                        write_manifest(folder, manifest)
+                        break
+                    if len(blocks) < design.blocks and (seen := so_far(design, values)):
+                        observe(SoFar(len(blocks), seen))
                     yield
-                    for (manifest,), (block,) in measured:
-                        blocks.append(block)
-                        values.append(block_values(design, block))
-                        clock.block_done()
-                        if enough(design, values) or len(blocks) == manifest.blocks_in_time:
-                            break
-                        if manifest.blocks_in_time is None and clock.is_up():
-                            manifest = msgspec.structs.replace(
-                                manifest, blocks_in_time=len(blocks), blocks_foreseen=clock.foreseen
-                            )
-                            write_manifest(folder, manifest)
-                            break
-                        if len(blocks) < design.blocks and (seen := so_far(design, values)):
-                            observe(SoFar(len(blocks), seen))
-                        yield
-                blocks = judged(source, folder, manifest, blocks, observe)
-            found = with_floor(
-                result(manifest, blocks, values),
-                manifest,
-                noise_floor.folder_of(folder),
-                block_seconds(blocks),
-            )
-            write_summary(folder, to_stored(found))
-        except BaseException as error:
-            _tell(error, folder, manifest)
-            raise
+            blocks = judged(source, folder, manifest, blocks, observe)
+        found = result(manifest, blocks, values)
+        floors = noise_floor.folder_of(folder)
+        found = noise_floor.with_floor(found, manifest, floors, block_seconds(blocks))
+        write_summary(folder, to_stored(found))
         return Outcome(found, outputs_differ(manifest, found), folder)
 
 
-def _tell(error: BaseException, folder: Path, manifest: Manifest) -> None:
-    """Add what is kept of the run, and how to go on with it."""
-    kept, design = len(finished_blocks(folder)), manifest.design
-    if kept and not isinstance(error, StoreError):  # what lies there can't be gone on with as it is
-        most = "at most " if design.may_end_early else ""
-        again = f"go on with {manifest.resumed_by} --resume {folder}"
-        error.add_note(f"{kept} of {most}{design.blocks} trials are kept, {again}")
-    elif isinstance(error, KeyboardInterrupt):
-        error.add_note("no trial was done, so nothing is kept")
+@contextmanager
+def _telling_what_is_kept(folder: Path, manifest: Manifest) -> Iterator[None]:
+    """Add to an error what is kept of the run, and how to go on with it."""
+    try:
+        yield
+    except BaseException as error:
+        kept, design = len(finished_blocks(folder)), manifest.design
+        if kept and not isinstance(error, StoreError):  # what lies there can't be gone on with as it is
+            most = "at most " if design.may_end_early else ""
+            again = f"go on with {manifest.resumed_by} --resume {folder}"
+            error.add_note(f"{kept} of {most}{design.blocks} trials are kept, {again}")
+        elif isinstance(error, KeyboardInterrupt):
+            error.add_note("no trial was done, so nothing is kept")
+        raise
 
 
 def judged(

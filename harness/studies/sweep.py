@@ -17,7 +17,7 @@ from overlap_bench.harness.plan.grid import Axis, Point
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import spelled
 from overlap_bench.harness.plan.variants import load_variants
-from overlap_bench.harness.run.first_boots import NoTime
+from overlap_bench.harness.run.forecast import NoTime
 from overlap_bench.harness.store import sweep, tables, trust
 from overlap_bench.harness.store.files import SWEEP_FILE, create_within, write_json
 from overlap_bench.harness.store.manifest import create, discard, run_of

@@ -20,13 +20,10 @@ from overlap_bench.engines.api import BadSetting, pick
 
 if TYPE_CHECKING:  # the command line must not wait for numpy
     import numpy as np
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # the command line must not wait for numpy
-    import numpy as np
-
 
 FORMS = "a number, uniform:LOW:HIGH or normal:MEAN:SD"
+# The index is part of the seed: new purposes go to the end.
+PURPOSES = ("arrivals", "input_tokens", "max_new_tokens", "prompts", "leads", "trace")
 REACH = 4  # SDs from the mean at which a normal distribution is clipped: 6 in 100,000 lengths
 
 
@@ -89,10 +86,6 @@ def normal(mean: float, sd: float, option: str) -> Lengths:
 
 
 DISTRIBUTIONS = {"uniform": uniform, "normal": normal}
-
-
-# The index is part of the seed: new purposes go to the end.
-PURPOSES = ("arrivals", "input_tokens", "max_new_tokens", "prompts", "leads", "trace")
 
 
 def stream(seed: int, purpose: str, *key: int) -> np.random.Generator:

@@ -23,8 +23,7 @@ from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_design
 from overlap_bench.harness.plan.variants import load_variants
 from overlap_bench.harness.report import tables
-from overlap_bench.harness.run.first_boots import planted_ns
-from overlap_bench.harness.run.trial import rounds_of
+from overlap_bench.harness.run.trial import planted_ns, rounds_of
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.in_process_engine import serve, some_requests
 from tests.support.made_blocks import manifest, result

@@ -161,12 +161,12 @@ def planned(**changes: Any) -> Design:
 
 def test_the_levels_of_planned_and_of_unplanned_gates() -> None:
     until = until_decided(20)
-    assert checks.level(planned(), 6) == 0.05
-    assert checks.level(planned(blocks=20, until=until), 8) == until.levels[1] / 2
-    assert checks.level(planned(blocks=9, until=until_precise(0.01, 9)), 7) == 0.03
+    assert planned().one_sided(6) == 0.05
+    assert planned(blocks=20, until=until).one_sided(8) == until.levels[1] / 2
+    assert planned(blocks=9, until=until_precise(0.01, 9)).one_sided(7) == 0.03
     assert make_gate(0.02, None) == Gate(max_regression=0.02, levels=(0.05,))
     sequential = planned(blocks=20, until=until, gate=make_gate(0.02, until))
-    assert checks.level(sequential, 8) > until.levels[1] / 2  # all of the 5% is on one side
+    assert sequential.one_sided(8) > until.levels[1] / 2  # all of the 5% is on one side
 
 
 def rates(shift: float, runs: int = 800, blocks: int = 8, sd: float = 0.01) -> dict[str, float]:

@@ -27,7 +27,7 @@ from overlap_bench.engines.processes import ORPHANED
 from overlap_bench.harness.common import processes
 from overlap_bench.harness.common.signals import Interrupted, interruptible
 from overlap_bench.harness.plan.design import Arm
-from overlap_bench.harness.run import first_boots, hosts, session, trial
+from overlap_bench.harness.run import forecast, hosts, session, trial
 from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.manifest import held, read_manifest, write_manifest
@@ -133,7 +133,7 @@ def test_a_run_until_decided_stops_at_a_look_and_is_resumed_by_the_same_rule(
 def test_a_run_whose_time_is_up_sooner_than_foreseen_ends_with_what_there_is_and_is_whole(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_boots.Clock, "is_up", lambda self: True)
+    monkeypatch.setattr(forecast.Clock, "is_up", lambda self: True)
     short = ("--max-minutes", "100", "--rounds", "1", "--interleaved-rounds", "0")
     code, stdout, stderr = ended(environment, tmp_path, "run", *COMPARE, *short, "--format", "json")
     assert code == 0, stderr
@@ -201,7 +201,7 @@ def test_arms_on_different_devices_are_never_compared() -> None:
     kinds = {"before": "emulated", "after": "cuda"}
     booted: Any = {name: SimpleNamespace(description=described(kind)) for name, kind in kinds.items()}
     with pytest.raises(BadSetting, match=r"run on different devices \(cuda, emulated\): never compared"):
-        first_boots.described(plan, booted)
+        trial.described(plan, booted)
 
 
 def test_a_killed_process_ends_the_run(environment: dict[str, str], tmp_path: Path) -> None:
@@ -228,12 +228,10 @@ def test_a_run_is_not_resumed_with_another_engine_than_it_began_with(
     booted: Any = {"before": SimpleNamespace(description=msgspec.structs.replace(first, **changes))}
     plan = msgspec.structs.replace(manifest(arms=1), descriptions={"before": first})
     if told is None:
-        assert first_boots.described(plan, booted).descriptions["before"].model == {
-            "name": "m"
-        }  # and no path
+        assert trial.described(plan, booted).descriptions["before"].model == {"name": "m"}  # and no path
     else:
         with pytest.raises(StoreError, match=f"another engine in before: {told}"):
-            first_boots.described(plan, booted)
+            trial.described(plan, booted)
 
 
 def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str], tmp_path: Path) -> None:

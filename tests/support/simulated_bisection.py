@@ -83,7 +83,7 @@ class Simulated:
             here.setattr(study.bisection, "FORETOLD", 8)
             here.setattr(study, "Session", self._session)
             here.setattr(study.overlay, "checked_out", self._trees)
-            here.setattr(study.first_boots, "measure", self._discarded)
+            here.setattr(study.trial, "first_boots", self._discarded)
             here.setattr(study.trial, "warm_up", self._warm_up)
             here.setattr(study.trial, "measure", self._one_block)
             here.setattr(analysis, "block_values", _values)

@@ -14,7 +14,7 @@ from overlap_bench.harness.common import machine
 from overlap_bench.harness.common.machine import Machine
 from overlap_bench.harness.common.names import difference
 from overlap_bench.harness.metrics.block import Values, of_block
-from overlap_bench.harness.run import first_boots, trial
+from overlap_bench.harness.run import trial
 from overlap_bench.harness.run.events import Event, Said
 from overlap_bench.harness.run.hosts import spec_of
 from overlap_bench.harness.run.session import Session, checked_out
@@ -60,7 +60,7 @@ def measure(asked: Sequence[bytes], number: int, node: str, warm: Collection[str
             check(manifest, machine.code(), machine.versions())
         with checked_out(manifests[0].design) as trees, Session(trees.places) as session:
             if number == -1 or node not in warm:
-                manifests = first_boots.measure(session, trees, manifests, 0, observe)
+                manifests = trial.first_boots(session, trees, manifests, 0, observe)
             if number >= 0:
                 tables = trial.measure(session, manifests, number, observe, lambda measured: None)
     except api.EngineError as error:

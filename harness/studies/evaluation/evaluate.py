@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis import comparison
 from overlap_bench.harness.analysis.accuracy import (
     Answers,
     AnswersMayDiffer,
@@ -28,6 +27,7 @@ from overlap_bench.harness.analysis.accuracy import (
     row,
 )
 from overlap_bench.harness.analysis.plain import to_stored
+from overlap_bench.harness.analysis.result import Settings
 from overlap_bench.harness.analysis.warnings import Warning
 from overlap_bench.harness.common import machine
 from overlap_bench.harness.plan.design import Arm
@@ -220,8 +220,8 @@ def compared(
         run=run,
         device=before.description.device["kind"],
         variant=name,
-        before=comparison.settings(arms[0]),
-        after=comparison.settings(arms[1]) if after else None,
+        before=Settings.of(arms[0]),
+        after=Settings.of(arms[1]) if after else None,
         confidence=1 - ALPHA,
         tasks=rows(tasks, before, after[0] if after else None),
         answers=agreement(before.answers, after[0].answers if after else None),

@@ -12,7 +12,7 @@ from overlap_bench.harness.analysis import comparison, outputs, words
 from overlap_bench.harness.analysis.mechanism import mechanism
 from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.analysis.result import Counter, Outputs
-from overlap_bench.harness.analysis.values import block_values, judged
+from overlap_bench.harness.analysis.values import block_values, judged, so_far
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.report import formats
 from overlap_bench.harness.store.manifest import ChangedCode, Overlaid
@@ -284,12 +284,12 @@ def test_outputs_of_two_models_are_not_compared() -> None:
 def test_what_a_run_shows_so_far_needs_two_blocks_of_two_arms() -> None:
     design = manifest().design
     values = [block_values(design, each) for each in blocks(0.9)]
-    assert comparison.so_far(design, values[:3]).startswith("tpot_ms_p50 −10")
-    assert comparison.so_far(design, values[:1]) == ""
+    assert so_far(design, values[:3]).startswith("tpot_ms_p50 −10")
+    assert so_far(design, values[:1]) == ""
     alone = manifest(arms=1).design
-    assert comparison.so_far(alone, [{"before": each["before"]} for each in values]) == ""
+    assert so_far(alone, [{"before": each["before"]} for each in values]) == ""
     without = [{arm: {} for arm in each} for each in values]
-    assert comparison.so_far(design, without) == ""
+    assert so_far(design, without) == ""
 
 
 def test_device_times_that_hold_host_work_split_no_step() -> None:

@@ -21,7 +21,7 @@ from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison
 from overlap_bench.harness.analysis.decision import ONE_BOOT
 from overlap_bench.harness.analysis.frames import Run
-from overlap_bench.harness.analysis.result import Axis, Comparison, PointResult, Result
+from overlap_bench.harness.analysis.result import Axis, Comparison, MetricRow, PointResult, Result
 from overlap_bench.harness.analysis.sweep import Sweep
 from overlap_bench.harness.metrics import requests
 from overlap_bench.harness.report import figures
@@ -189,7 +189,7 @@ def a_a(seed: int, blocks: int, noise: float, **more: float) -> Run:
     """A run of an arm against itself."""
     values = np.random.default_rng(seed).normal(0, noise, (2, blocks))
     effect = paired.effect(*np.exp(values).tolist())
-    row = comparison.metric_row("tpot_ms_p50", [1.0], effect)
+    row = MetricRow.of_metric("tpot_ms_p50", [1.0], effect)
     metrics = {"tpot_ms_p50": row}
     return of_comparison(
         replace(PLAIN, variant="aa", after=PLAIN.before, blocks=blocks, metrics=metrics, **more)

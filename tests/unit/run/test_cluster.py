@@ -17,7 +17,7 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.values import block_values
 from overlap_bench.harness.common.machine import Code
-from overlap_bench.harness.run import first_boots
+from overlap_bench.harness.run import trial
 from overlap_bench.harness.run.cluster import driver, node
 from overlap_bench.harness.run.cluster.places import HEAD_S, RESOURCE, Lookout, Places, places
 from overlap_bench.harness.run.events import Event, Said
@@ -75,11 +75,11 @@ def test_a_node_whose_engine_has_another_device_is_refused(other: dict[str, str]
     plan = manifest()
     there = described()
     on_it = dict.fromkeys(plan.descriptions, SimpleNamespace(description=there))
-    assert first_boots.described(plan, cast(Any, on_it)).descriptions.keys() == plan.descriptions.keys()
+    assert trial.described(plan, cast(Any, on_it)).descriptions.keys() == plan.descriptions.keys()
     there = msgspec.structs.replace(there, device={**there.device, **other})
     on_it = dict.fromkeys(plan.descriptions, SimpleNamespace(description=there))
     with pytest.raises(StoreError, match="began with another engine in before: device"):
-        first_boots.described(plan, cast(Any, on_it))
+        trial.described(plan, cast(Any, on_it))
 
 
 class RayError(Exception):

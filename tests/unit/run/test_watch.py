@@ -10,7 +10,7 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.design import Arm, Ref
 from overlap_bench.harness.run.differing import differing, files_in
-from overlap_bench.harness.run.first_boots import may_run_different_code
+from overlap_bench.harness.run.trial import may_run_different_code
 from overlap_bench.harness.run.watch import (
     BOOTING,
     SERVING,

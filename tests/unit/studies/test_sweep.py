@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from overlap_bench.engines.api import EngineError
-from overlap_bench.harness.run.first_boots import NoTime
+from overlap_bench.harness.run.forecast import NoTime
 from overlap_bench.harness.studies import sweep
 
 POINTS = [SimpleNamespace(at={"concurrency": str(number)}, design=number) for number in range(5)]
