@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from mmap import mmap
 from pathlib import Path
 from time import perf_counter_ns
@@ -38,16 +38,9 @@ from overlap_bench.engines.devices.emulated.commands import (
 from overlap_bench.engines.devices.emulated.device import EmulatedDevice
 from overlap_bench.engines.devices.emulated.memory import SLOTS
 from overlap_bench.engines.devices.emulated.streams import EmulatedEvent, Waiting
-from tests.support.bench_command import PATIENCE_S
+from tests.support.bench_command import PATIENCE_S, wait_until
 from tests.support.device_contract import BUILD, DeviceContract, ints, value
 from tests.support.processes import ends
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 class Gates:
@@ -314,11 +307,8 @@ def test_a_copy_that_comes_while_a_program_runs_is_done_while_it_waits_for_its_c
     device.to_device(device.buffer("b"), ints(9), side)
     copied = device.record(side)
     gates.open(gate)
-    deadline = time.monotonic() + PATIENCE_S
     try:
-        while not device.done(copied):
-            assert time.monotonic() < deadline, "the copy waits for the program"
-            time.sleep(0.001)
+        wait_until(lambda: device.done(copied), lambda: "the copy waits for the program")
     finally:
         for _ in range(4):
             stream.submit(RECORD.pack(KERNEL, 0, 0, 0, 0, 0, 0, 0), kernels=0)

@@ -25,6 +25,7 @@ from overlap_bench.engines.overlap.recorder import (
     make_recorder,
 )
 from overlap_bench.engines.tracing import INJECTIONS, SETTLED
+from tests.support.bench_command import wait_until
 from tests.support.in_process_engine import column, serve
 
 
@@ -117,8 +118,7 @@ def test_every_range_is_kept_with_its_thread_also_the_second_of_a_step(tracer):
 
     thread = threading.Thread(target=launch, name="forward")
     thread.start()
-    while len(tracer._ranges._kept or []) < 3:
-        pass
+    wait_until(lambda: len(tracer._ranges._kept or []) >= 3)
     kept = tracer.end_profile()
     go_on.set()
     thread.join()

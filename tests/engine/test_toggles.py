@@ -25,7 +25,7 @@ from overlap_bench.engines.overlap.step import Step
 from overlap_bench.engines.overlap.toggles import d2h, launch, tables
 from overlap_bench.engines.overlap.toggles import gc as gc_toggle
 from tests.support import in_process_engine
-from tests.support.bench_command import PATIENCE_S
+from tests.support.bench_command import PATIENCE_S, wait_until
 from tests.support.in_process_engine import serve, some_requests
 
 INLINE = {"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"}
@@ -118,16 +118,22 @@ def reading(fake: Ids) -> tuple[d2h.OnThread, list[Step], Counter[str]]:
     return toggle, steps, counters
 
 
-def test_ids_that_lay_ready_are_told_from_ids_that_were_waited_for():
+def test_ids_that_lay_ready_are_told_from_ids_that_were_waited_for(monkeypatch):
     fake = Ids()
     toggle, steps, counters = reading(fake)
     fake.gates[0].set()
-    deadline = time.monotonic() + PATIENCE_S
-    while toggle._read.empty() and time.monotonic() < deadline:
-        time.sleep(0.001)
+    wait_until(lambda: not toggle._read.empty())
     first = toggle.finish(steps[0])
     assert counters["reader_ahead"] == 1
-    threading.Timer(0.2, fake.gates[1].set).start()
+
+    def asked() -> int:
+        """The time, from which on the reader may go on."""
+        now = time.perf_counter_ns()
+        if threading.current_thread() is threading.main_thread():
+            fake.gates[1].set()
+        return now
+
+    monkeypatch.setattr(d2h, "perf_counter_ns", asked)
     second = toggle.finish(steps[1])
     assert counters["reader_ahead"] == 1
     assert counters["reader_wait_ns"] > 0

@@ -18,9 +18,9 @@ from overlap_bench.harness.run.messages import LoadFailed
 from overlap_bench.harness.store import tables
 from overlap_bench.harness.workload.plan import Planned
 from tests.support import broken_engine
-from tests.support.bench_command import PATIENCE_S, last_line
+from tests.support.bench_command import PATIENCE_S, wait_until
 from tests.support.clockwork import installed
-from tests.support.in_process import ended
+from tests.support.in_process import ended, refused
 
 ONE_ARM = (
     *("run", "--engine", "broken", "--no-pretok", "--trials", "1", "--rounds", "1"),
@@ -61,9 +61,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_an_engine_that_breaks_the_contract_is_named_with_what_it_did(
     environment: dict[str, str], tmp_path: Path, breaks: str, message: str
 ) -> None:
-    code, stdout, stderr = ended(environment, tmp_path, *ONE_ARM, "--before", f"breaks={breaks}")
-    assert (code, stdout) == (4, "")
-    assert last_line(stderr).startswith(f"bench: {message}")
+    said = refused(environment, tmp_path, *ONE_ARM, "--before", f"breaks={breaks}", code=4)
+    assert said.startswith(f"bench: {message}")
     assert not list((tmp_path / "results").iterdir())
 
 
@@ -72,16 +71,14 @@ def test_an_engine_that_had_to_be_killed_at_its_end_is_told_of(
 ) -> None:
     code, _, stderr = ended(environment, tmp_path, *ONE_ARM, "--before", "breaks=does not stop")
     assert code == 0, stderr
-    told = stderr.count("the engine of before did not stop within 5 s and was killed")
-    assert told == 2  # in the discarded block too
+    # In the discarded block too.
+    assert stderr.count("the engine of before did not stop within 5 s and was killed") == 2
 
 
 def test_an_engine_that_fails_when_it_is_stopped_for_the_last_time_fails_the_run_which_is_kept(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    code, stdout, stderr = ended(environment, tmp_path, *ONE_ARM, "--before", "breaks=can not stop again")
-    assert (code, stdout) == (4, "")
-    said = last_line(stderr)
+    said = refused(environment, tmp_path, *ONE_ARM, "--before", "breaks=can not stop again", code=4)
     assert said.startswith(
         "bench: the engine of before failed: ValueError: the spring is stuck (broken_engine.py:"
     )
@@ -169,7 +166,7 @@ def test_what_a_process_started_is_named_where_it_is_stopped(tmp_path: Path) -> 
             pass  # the shell has forked, and is about to become what it starts
         assert stopped([parent]) == ""
         below[0].suspend()
-        until_status(below[0], psutil.STATUS_STOPPED)
+        wait_until(lambda: below[0].status() == psutil.STATUS_STOPPED)
         assert stopped([parent]) == f"99 of the engine host (pid {below[0].pid})"
     finally:
         end([parent])
@@ -181,11 +178,6 @@ def test_a_process_that_is_stopped_goes_on_to_end_when_it_is_asked(tmp_path: Pat
     psutil.Process(child.pid).suspend()
     psutil.Process(child.pid).terminate()
     assert end([child], PATIENCE_S) == []
-
-
-def until_status(process: psutil.Process, status: str) -> None:
-    while process.status() != status:
-        pass
 
 
 def in_process(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], breaks: str) -> Arm:

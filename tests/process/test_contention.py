@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from overlap_bench.engines.contention import Others
+from tests.support.bench_command import wait_until
 
 SPENT_NS = 30_000_000
 COMPUTES = "while True: pass"
-
-
-def wait_for(happened: Callable[[], bool]) -> None:
-    while not happened():
-        os.sched_yield()
 
 
 def test_cpu_time_of_others_is_counted_and_that_of_the_run_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +23,7 @@ def test_cpu_time_of_others_is_counted_and_that_of_the_run_is_not(monkeypatch: p
             os, "listdir", lambda _: [str(each) for each in (os.getpid(), busy.pid, idle.pid)]
         )
         everybody, without = Others([os.getpid()]), Others([os.getpid(), busy.pid])
-        wait_for(lambda: everybody.cpu_ns() > SPENT_NS)
+        wait_until(lambda: everybody.cpu_ns() > SPENT_NS)
         counted = without.cpu_ns()
         busy.kill()
         idle.kill()
@@ -39,7 +34,7 @@ def test_a_process_that_begins_later_counts_from_its_begin() -> None:
     others = Others([os.getpid()])
     others.cpu_ns()
     with subprocess.Popen([sys.executable, "-c", COMPUTES]) as other:
-        wait_for(lambda: others.cpu_ns() > SPENT_NS)
+        wait_until(lambda: others.cpu_ns() > SPENT_NS)
         other.kill()
 
 

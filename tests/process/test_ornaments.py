@@ -21,6 +21,7 @@ from overlap_bench.harness.common import core_speed, machine
 from overlap_bench.harness.common import processes as started
 from overlap_bench.harness.run import readings
 from overlap_bench.harness.studies import doctor
+from tests.support.bench_command import wait_until
 from tests.support.places import ROOT
 
 
@@ -151,8 +152,7 @@ def test_nothing_that_the_machine_hides_ends_a_reading_or_a_doctors_visit(
 def test_a_process_may_have_any_name() -> None:
     name = f"import ctypes; ctypes.CDLL(None).prctl({PR_SET_NAME}, b') \\xff\\xfe'); input()"
     with subprocess.Popen([sys.executable, "-c", name], stdin=subprocess.PIPE) as child:
-        while b"\xff" not in Path(f"/proc/{child.pid}/comm").read_bytes():
-            pass
+        wait_until(lambda: b"\xff" in Path(f"/proc/{child.pid}/comm").read_bytes())
         assert processes.state(child.pid) in "RSD"
         child.communicate(b"\n")
 
@@ -168,8 +168,7 @@ def test_what_was_started_is_found_where_the_time_of_boot_is_hidden(monkeypatch:
         assert started.below() >= set(found)
         assert f"{readings.OWN} {sleeping}" in readings.read({"self": here})
         os.kill(sleeping, signal.SIGSTOP)
-        while not processes.is_stopped(sleeping):
-            pass
+        wait_until(lambda: processes.is_stopped(sleeping))
         of_child = [started.Child("server", child.pid, None)]
         assert started.stopped(of_child) == f"60 of the server (pid {sleeping})"
         assert started.stopped(of_child, parked=[child.pid]) == ""

@@ -13,7 +13,7 @@ import pytest
 
 from overlap_bench.harness.common import core_speed
 from overlap_bench.harness.run import readings
-from tests.support.bench_command import PATIENCE_S
+from tests.support.bench_command import wait_until
 
 ALLOWED = os.sched_getaffinity(0)  # before any test here takes a reading
 
@@ -67,12 +67,9 @@ def test_what_a_process_of_the_run_started_is_no_stranger() -> None:
     burn = "import time\nwhile time.process_time() < 1: pass"  # of CPU time: others may keep the cores busy
     start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}]); input()"
     with subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE) as parent:
-        began = ended = readings.read({"server": parent.pid})
-        deadline = time.monotonic() + PATIENCE_S
-        while own_ms(ended) - own_ms(began) < 100:
-            assert time.monotonic() < deadline
-            ended = readings.read({"server": parent.pid})
-        row = readings.between(began, ended)
+        began = readings.read({"server": parent.pid})
+        wait_until(lambda: own_ms(readings.read({"server": parent.pid})) - own_ms(began) >= 100)
+        row = readings.between(began, readings.read({"server": parent.pid}))
         parent.stdin.close()
     assert not any(name.startswith(readings.OWN) for name in row)
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,9 +32,18 @@ from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.manifest import held, read_manifest, write_manifest
 from overlap_bench.harness.studies import measure
 from tests.support import clockwork_engine, gap
-from tests.support.bench_command import BENCH, PATIENCE_S, Bench, answer_signals, last_line, only_run, start
+from tests.support.bench_command import (
+    BENCH,
+    PATIENCE_S,
+    Bench,
+    answer_signals,
+    last_line,
+    only_run,
+    start,
+    wait_until,
+)
 from tests.support.clockwork import CLOCKWORK
-from tests.support.in_process import done, ended
+from tests.support.in_process import done, ended, refused
 from tests.support.made_blocks import described, manifest, stored_result
 from tests.support.processes import nobody_reads
 
@@ -189,10 +197,8 @@ def test_outputs_that_differ_fail_the_run(environment: dict[str, str], tmp_path:
 def test_an_engine_that_does_not_serve(
     environment: dict[str, str], tmp_path: Path, change: str, expected: int, message: str
 ) -> None:
-    code, _, stderr = ended(environment, tmp_path, "run", *CLOCKWORK, "--after", change)
-    assert code == expected
-    assert last_line(stderr).endswith(message)
-    assert last_line(stderr).startswith("bench: ")
+    said = refused(environment, tmp_path, "run", *CLOCKWORK, "--after", change, code=expected)
+    assert said.endswith(message)
     assert not list((tmp_path / "results").iterdir())  # no finished block: nothing to keep
 
 
@@ -241,9 +247,8 @@ def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str],
     kept = (folder / "blocks/000/requests.parquet").read_bytes()
     resume = ("run", "--resume", str(folder), "--format", "json")
     with held(folder):
-        code, _, stderr = ended(environment, tmp_path, *resume)
-    assert code == 2
-    assert last_line(stderr) == f"bench: {folder} is being measured by another bench: wait for its end"
+        said = refused(environment, tmp_path, *resume)
+    assert said == f"bench: {folder} is being measured by another bench: wait for its end"
     code, stdout, stderr = ended(environment, tmp_path, *resume)
     assert code == 0, stderr
     assert "trial 1 of 2" not in stderr
@@ -258,12 +263,10 @@ def test_a_damaged_block_is_named_and_measured_again_once_it_is_removed(
     folder = only_run(tmp_path)
     damaged = folder / "blocks" / "000"
     (damaged / "requests.parquet").write_bytes(b"PAR1")
-    resume = ("run", "--resume", str(folder))
-    code, _, stderr = ended(environment, tmp_path, *resume)
-    assert code == 2
-    assert "requests.parquet is damaged or was edited" in last_line(stderr)
-    assert last_line(stderr).endswith(f"remove {damaged}, and --resume measures it again")
-    assert "are kept" not in last_line(stderr)
+    said = refused(environment, tmp_path, "run", "--resume", str(folder))
+    assert "requests.parquet is damaged or was edited" in said
+    assert said.endswith(f"remove {damaged}, and --resume measures it again")
+    assert "are kept" not in said
 
 
 def test_a_host_that_was_killed_is_named_though_what_it_started_ends_before_it(
@@ -494,7 +497,4 @@ def test_a_killed_harness_takes_its_processes_along(environment: dict[str, str],
         bench.find(f"sleep {lifetime}")
     bench.popen.kill()
     bench.end()
-    deadline = time.monotonic() + PATIENCE_S
-    while bench.left():
-        assert time.monotonic() < deadline, bench.left()
-        time.sleep(0.05)
+    wait_until(lambda: not bench.left(), bench.left)

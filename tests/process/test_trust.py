@@ -43,7 +43,7 @@ from overlap_bench.harness.studies import experiment
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.bench_command import last_line, only_run
 from tests.support.clockwork import CLOCKWORK, installed
-from tests.support.in_process import done, ended
+from tests.support.in_process import done, ended, refused
 from tests.support.places import REFERENCE
 from tests.support.repositories import commit, git
 
@@ -312,12 +312,6 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
-
-
-def refused(environment: dict[str, str], where: Path, *arguments: str) -> str:
-    code, _, stderr = ended(environment, where, *arguments)
-    assert code == 2, stderr
-    return last_line(stderr)
 
 
 def test_a_run_of_ones_own_is_repeated_from_anywhere_and_no_other(

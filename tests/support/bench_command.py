@@ -8,17 +8,28 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 from overlap_bench.harness.store import tables
 
+T = TypeVar("T")
 PATIENCE_S = 300  # for what must happen at all, however busy the machine is
 LOOK_S = 0.1  # between two looks at all processes: looking takes a core from what is looked at
 BENCH = (sys.executable, "-c", "from overlap_bench.harness.__main__ import main; main()")
+
+
+def wait_until(happened: Callable[[], T], else_told: Callable[[], object] = lambda: "") -> T:
+    """What it says once that is true, however busy the machine is."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := happened()):
+        assert time.monotonic() < deadline, else_told()
+        time.sleep(0.01)
+    return found
 
 
 def compared(*words: str, out: Path) -> dict[str, Any]:
@@ -94,10 +105,7 @@ class Bench:
 
 def wait_until_serving(process: psutil.Process) -> None:
     """Until it is in a round: then it has a voluntary switch for each step, and a few when it has booted."""
-    deadline = time.monotonic() + PATIENCE_S
-    while process.num_ctx_switches().voluntary < 100:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: process.num_ctx_switches().voluntary >= 100)
 
 
 def answer_signals() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from overlap_bench.harness.cli import app
 from overlap_bench.harness.common.processes import below
+from tests.support.bench_command import last_line
 
 
 def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -53,6 +54,14 @@ def done(environment: Mapping[str, str], folder: Path, *arguments: str) -> str:
     code, stdout, stderr = ended(environment, folder, *arguments)
     assert code == 0, stderr
     return stdout
+
+
+def refused(environment: Mapping[str, str], folder: Path, *arguments: str, code: int = 2) -> str:
+    """The last line of a `bench` run that printed no result and ended so."""
+    found, stdout, stderr = ended(environment, folder, *arguments)
+    assert (found, stdout) == (code, ""), stderr
+    assert last_line(stderr).startswith("bench: ")
+    return last_line(stderr)
 
 
 def _written(stream: io.TextIOWrapper) -> str:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
 
-from tests.support.bench_command import PATIENCE_S
+from tests.support.bench_command import wait_until
 
 
 def ends(pid: int) -> bool:
     """A killed process may take a moment to go, and is a zombie where nobody reaps it."""
-    deadline = time.monotonic() + PATIENCE_S
     with suppress(psutil.NoSuchProcess):
-        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     return True
 
 
