@@ -330,7 +330,7 @@ def test_what_is_left_out_and_what_it_costs_is_said() -> None:
     said = shown(result)
     for part in (
         "Left out", "output=deferred applies only with schedule=serial", "Can't be told apart",
-        "schedule × output schedule, output", "schedule* ", "as if the effects below",
+        "schedule × output schedule, output", "schedule* ", "if the effects listed beside it below",
         "settings of the others, taking schedule × output as zero, tpot_ms_p50 changes by: schedule −",
     ):  # fmt: skip
         assert part in said, part
