@@ -174,7 +174,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     primary: Annotated[
         str,
         Meta(
-            description="Metric that decides (decode_step_ms, or tpot_ms_p50 without turns).",
+            description="Metric that decides: decode_step_ms, else tpot_ms_p50.",
             extra={"metavar": "METRIC", "first": True},
         ),
     ] = "tpot_ms_p50"
