@@ -26,7 +26,7 @@ from overlap_bench.engines.processes import ORPHANED
 from overlap_bench.harness.common import processes
 from overlap_bench.harness.common.signals import Interrupted, interruptible
 from overlap_bench.harness.plan.design import Arm
-from overlap_bench.harness.run import forecast, hosts, session, trial
+from overlap_bench.harness.run import forecast, hosts, link, session, trial
 from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.manifest import held, read_manifest, write_manifest
@@ -135,7 +135,7 @@ def test_a_run_until_decided_stops_at_a_look_and_is_resumed_by_the_same_rule(
     assert result["stopped_because"].startswith((f"decided at {blocks} of at most 8 trials", "8 trials, the"))
     assert tables.finished_blocks(only_run(tmp_path)) == list(range(blocks))
     assert result["comparisons"][0]["confidence"] > 0.95
-    assert any("gone on with after 2 trials" in each for each in result["comparisons"][0]["warnings"])
+    assert any("resumed after 2 trials" in each for each in result["comparisons"][0]["warnings"])
 
 
 def test_a_run_whose_time_is_up_sooner_than_foreseen_ends_with_what_there_is_and_is_whole(
@@ -273,7 +273,7 @@ def test_a_host_that_was_killed_is_named_though_what_it_started_ends_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel ends them in this order, and the harness may look in between."""
-    monkeypatch.setattr(session, "GONE_MS", 1000 * PATIENCE_S)
+    monkeypatch.setattr(link, "GONE_MS", 1000 * PATIENCE_S)
     with session.Session(generator=False) as run, subprocess.Popen(["sleep", "600"]) as started:
         host = processes.start("engine host of before", ["sleep", "600"], os.environ, tmp_path / "log")
         device = processes.adopt("device process of before", started.pid)
