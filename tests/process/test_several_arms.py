@@ -121,7 +121,7 @@ def test_any_two_arms_of_a_stored_run_can_be_compared(tmp_path: Path) -> None:
     (found,) = across_runs.compare([f"{folder}:half", f"{folder}:all"]).result.comparisons
     assert found.metrics["tpot_ms_p50"].change == pytest.approx(0.8 / 0.9 - 1, abs=0.002)
     assert found.metrics["tpot_ms_p50"].verdict is None  # a pair that was chosen when all was measured
-    assert "the run compares its arms with before, and not all with half" in warned(found)[0]
+    assert "the run set out to compare its arms with before, and not all with half" in warned(found)[0]
 
 
 def test_a_pair_that_the_run_compares_keeps_its_adjusted_verdict(tmp_path: Path) -> None:
