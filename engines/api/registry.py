@@ -116,11 +116,9 @@ class EngineSpec:
         return partial
 
 
-MANY = 20  # names that nobody looks through in an error
-
-
-def pick(name: str, among: Mapping[str, Any], what: str) -> Any:
-    """`among[name]`, or a BadSetting that offers the names that begin with it, or the nearest one."""
+def pick(name: str, among: Mapping[str, Any], what: str, listed_by: str = "") -> Any:
+    """`among[name]`, or a BadSetting that offers the names that begin with it, or the nearest one; else all
+    of them, or the command that lists them."""
     if name in among:
         return among[name]
     from difflib import get_close_matches
@@ -128,9 +126,8 @@ def pick(name: str, among: Mapping[str, Any], what: str) -> Any:
     near = [each for each in among if name and each.startswith(name)]
     near = near or get_close_matches(name, among, n=1, cutoff=0.5)
     offer = " or ".join(filter(None, (", ".join(near[:-1]), *near[-1:])))
-    hint = f"; did you mean {offer}?" if near else f"; available: {', '.join(among)}"
-    if not near and what == "variant" and len(among) > MANY:
-        hint = "; bench variants lists them"
+    others = f"{listed_by} lists them" if listed_by else f"available: {', '.join(among)}"
+    hint = f"; did you mean {offer}?" if near else f"; {others}"
     raise BadSetting(f"unknown {what} '{name}'{hint}")
 
 

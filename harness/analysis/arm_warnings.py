@@ -133,8 +133,8 @@ class StandsIn(OfRun, frozen=True):
     replaced: str
     usual = Severity.QUALIFIES
     says = (
-        "no card: in {arms}, a clock stands in for {replaced}; all other host code ran as installed, so a "
-        "change of that is real; measure a change of what the clock replaces on a card"
+        "no card: in {arms}, a clock stands in for {replaced}; all other host code ran as installed, at this "
+        "machine's speed; measure a change of what the clock replaces on a card"
     )
 
     @classmethod

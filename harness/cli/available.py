@@ -34,7 +34,7 @@ def variants(
 
     found = load_variants()
     if name is not None:
-        api.pick(name, found, "variant")
+        api.pick(name, found, "variant", "bench variants")
     if engine is not None and (claims or name is not None):
         raise api.BadSetting("--engine chooses what is listed: leave it out with a name, and with --claims")
     if claims:

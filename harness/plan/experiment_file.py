@@ -287,7 +287,7 @@ def _arm(
     engine, base, toggles = settings.engine, Values(), dict[str, str]()
     if settings.variant:
         chosen, _, side = settings.variant.partition(":")
-        variant: Variant = api.pick(chosen, variants, "variant")
+        variant: Variant = api.pick(chosen, variants, "variant", "bench variants")
         sides = {
             "before": (variant.before, variant.before_options),
             "after": (variant.after, variant.after_options),

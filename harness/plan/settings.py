@@ -284,7 +284,7 @@ def make_design(
     if request.variant is None:
         pair = Variant(name="", title="", source="", claim="", engine=request.engine or "")
     else:
-        pair = api.pick(request.variant, variants, "variant")
+        pair = api.pick(request.variant, variants, "variant", "bench variants")
     starts, of_sides = (pair.before, pair.after), (pair.before_options, pair.after_options)
     both, before = parse_changes(request.both, "--set"), parse_changes(request.before, "--before")
     after = parse_changes(request.after, "--after")

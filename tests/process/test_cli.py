@@ -19,6 +19,7 @@ from tests.support.in_process import bench
     ("arguments", "message"),
     [
         ("run", "say what to run: --variant NAME (bench variants lists them) or --engine NAME"),
+        ("run --variant zzz", "unknown variant 'zzz'; bench variants lists them"),
         ("run --variant pinned-h2b", "unknown variant 'pinned-h2b'; did you mean pinned-h2d?"),
         ("run --resume results/a-run --trials 8", "--resume goes on with a run as it was asked for: leave"),
         ("run --variant overlap --trust", "--trust is for what a folder or a file says: what you ask for"),
