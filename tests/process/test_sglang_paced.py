@@ -130,6 +130,11 @@ def test_a_decode_step_is_one_replay_and_a_launch_of_triton(said: Said) -> None:
         assert 5 <= decode["copies"] < 12
 
 
+def test_no_collection_walks_over_what_was_imported(said: Said, package: str) -> None:
+    for way in said.values():
+        assert (way["frozen"] > 100_000) == (package == "sglang")  # 0.4.4 has no such switch
+
+
 def test_each_phase_can_be_delayed_and_shows_it(said: Said) -> None:
     for each in said.values():
         assert set(each["delayed"]) == {"schedule", "metadata", "launch", "append", "output"}

@@ -5,6 +5,7 @@ python -m tests.support.small_sglang PACKAGE TOGGLE=CHOICE ...
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -138,6 +139,7 @@ def main() -> None:
     )  # fmt: skip
     engine, sink = import_module(f"{package}.engine").build(options, toggles), Sink()
     described = engine.start(sink)
+    frozen = gc.get_freeze_count()
     together = [api.Request(row, prompt, TOKENS) for row, prompt in enumerate(PROMPTS)]
     alone = [api.Request(3, PROMPTS[3], TOKENS)]
     rounds = {
@@ -171,6 +173,7 @@ def main() -> None:
         json.dumps(
             {
                 "device": described.device,
+                "frozen": frozen,
                 "toggles": described.toggles,
                 "said": script.said | last.said,
                 "steps": script.records | last.records,
