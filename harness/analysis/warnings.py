@@ -20,9 +20,10 @@ TAG = "warning"  # the field that tells the classes apart, of what msgspec makes
 
 
 class Severity(IntEnum):
-    """What a warning does to the verdict. Those that do more come first, wherever they are shown."""
+    """What a warning says of the verdict, which decision.py makes: it decides where the warning is shown, and
+    never the verdict."""
 
-    OVERRULES = 0  # there is no verdict, or the numbers are not what they are called
+    OVERRULES = 0  # why there is no verdict, or why the numbers are not what they are called
     QUALIFIES = 1  # the verdict holds with what is said here
     UNKNOWN = 2  # of a stored text: it may do any of this
     DESCRIBES = 3  # it tells how the run was measured

@@ -53,7 +53,8 @@ def claimed(comparison: Comparison) -> str | None:
         return f"The source: {variant.claim}."
     ours = ", ".join(f"{name} {difference(row)} {interval(row)}".rstrip() for name, row in rows.items())
     # Else a number like the source's would be read as its confirmation.
-    open_still = "" if any(row.excludes_zero for row in rows.values()) else ": not settled"
+    settled = any(row.excludes_zero for row in rows.values())
+    open_still = "" if settled else ": not confirmed, as every interval includes zero"
     where = "" if comparison.sliced is None else " in rounds"
     return f"The source: {variant.claim}; ours{where}: {ours}{open_still}."
 
@@ -68,9 +69,9 @@ def first_metrics(comparison: Comparison) -> Table:
 
 
 def first_counters(comparison: Comparison) -> Table | None:
-    """What the toggle did, and the limit."""
+    """What the toggle did, and how busy the device was."""
     counters = list(telling(comparison.mechanism).items())[:MOST_COUNTERS]
-    title = "Mechanism and limit" if comparison.sliced is None else "Mechanism and limit, in rounds"
+    title = "Mechanism and idle time" if comparison.sliced is None else "Mechanism and idle time, in rounds"
     return tables.sides_table(title, {**dict(counters), **tables.limit(comparison)}, comparison)
 
 

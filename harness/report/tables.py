@@ -109,8 +109,8 @@ def in_turns(comparison: Comparison) -> str | None:
         return None
     return (
         f"The decode step was measured in turns: the arms alternated every {sliced.steps} steps of the same "
-        f"requests, batch {sliced.batch:.3g}; {sliced.pairs:,} pairs of turns, {sliced.kept:.0%} comparable. "
-        "All else was measured in rounds: one arm at a time ran the whole workload."
+        f"requests (batch {sliced.batch:.3g}; {sliced.pairs:,} pairs of turns, {sliced.kept:.0%} usable). "
+        "All else was measured in rounds: one arm at a time ran the whole workload, so it scatters more."
         f"{beside_others(comparison)}"
     )
 
@@ -148,10 +148,11 @@ def step_parts(comparison: Comparison) -> str | None:
     for names, where in ((definitions.IN_TURNS, "turns"), (definitions.MATCHED, "rounds")):
         rows = [comparison.metrics[name] for name in names if name in comparison.metrics]
         if len(rows) == len(names) and all(row.change is not None for row in rows):
-            step, host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows)
+            host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows[1:])
             return (
-                f"In {where}: decode step {step}, of which exposed host time {host} ({names[1]}: device time "
-                f"held equal) and device time {device} ({names[2]})."
+                f"Of the decode step's {difference(rows[0])} in {where}, host time that the device does not "
+                f"hide is {host} of a step ({names[1]}: the step if only that had changed), device time "
+                f"{device} ({names[2]})."
             )
     return None
 

@@ -121,8 +121,8 @@ def test_the_change_of_the_step_is_told_by_its_parts() -> None:
     parts = tables.step_parts(only)
     assert parts is not None
     told = re.fullmatch(
-        r"In rounds: decode step −10\.\d% \[.*\], of which exposed host time −10\.\d% \[.*\] "
-        r"\(round_step_ms_host: device time held equal\) and device time \+0\.00% \[.*\] "
+        r"Of the decode step's −10\.\d% in rounds, host time that the device does not hide is −10\.\d% "
+        r"\[.*\] of a step \(round_step_ms_host: the step if only that had changed\), device time \+0\.00% \[.*\] "
         r"\(round_step_ms_device\)\.",
         parts,
     )
