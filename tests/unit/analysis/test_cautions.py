@@ -91,7 +91,7 @@ def test_what_of_an_engine_is_not_its_own_stands_below_the_verdict() -> None:
     (told,) = (each for each in found if "stands in for" in each.text)
     assert told.text.startswith("no GPU: in before and after, a clock stands in for the card; ")
     assert told.leads
-    assert any(each.text.startswith("paced: 10ms: device times are what --pace says") for each in found)
+    assert any(each.text.startswith("paced: 10ms: device times come from --pace") for each in found)
 
 
 def test_a_paced_device_and_programs_that_did_not_keep_their_pace_are_told() -> None:
