@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_bench.harness.analysis.run_warnings import BlockSeries
-from overlap_bench.harness.analysis.warnings import UNDECIDED, Kind, Severity, Warning, kinds
+from overlap_bench.harness.analysis.warnings import UNDECIDED, Kind, Severity, Warning
 from overlap_bench.harness.common.formatting import between, duration, percent
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.stats import checks, paired, planning
@@ -41,19 +41,12 @@ class Decided:
 
 
 class OfVerdict(Kind, frozen=True):
-    """A warning about what can be decided."""
+    """A warning about what can be decided by an effect; without one nothing is."""
 
     @classmethod
     def found(cls, decided: Decided) -> Iterator[Self]:
         """Each that applies to what was decided; of some kinds, who has what they are about tells."""
         yield from ()
-
-
-def of_decision(decided: Decided) -> list[Warning]:
-    """What there is to say about the number of trials, and about a verdict that was not reached."""
-    if decided.effect is None:
-        return []
-    return [found for kind in kinds(OfVerdict) for found in kind.found(decided)]
 
 
 class OneBoot(OfVerdict, frozen=True):
