@@ -13,7 +13,7 @@ from overlap_bench.harness.analysis.run_warnings import BlockSeries
 from overlap_bench.harness.analysis.warnings import UNDECIDED, Kind, Severity, Warning
 from overlap_bench.harness.common.formatting import between, duration, percent
 from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.stats import checks, paired, planning
+from overlap_bench.harness.stats import checks, paired
 from overlap_bench.harness.stats.stopping import ALPHA
 from overlap_bench.harness.store.manifest import Manifest
 
@@ -124,6 +124,8 @@ class WayOut(OfVerdict, frozen=True):
         if effect.sd is None or decided.word != UNDECIDED or decided.disagree_by is not None:
             return
         if effect.scale == "ratio" and not decided.one_boot:
+            from overlap_bench.harness.stats import planning
+
             margin = decided.design.margin
             low, high = planning.blocks_needed(effect.sd, effect.blocks, margin)
             yield cls((low, high), margin, decided.seconds)

@@ -37,7 +37,7 @@ from overlap_bench.harness.common.formatting import number, percent, with_unit
 from overlap_bench.harness.common.names import FIELDS
 from overlap_bench.harness.metrics import definitions, slices
 from overlap_bench.harness.report.page import NUMBERS, PER_STEP, Table, csv_of, tabulated
-from overlap_bench.harness.stats import paired, planning
+from overlap_bench.harness.stats import paired
 from overlap_bench.harness.store.manifest import listed
 
 CONVENTIONS = (
@@ -82,6 +82,9 @@ def detectable(comparison: Comparison) -> str | None:
     row, blocks, name = comparison.decided, comparison.blocks, comparison.primary
     if comparison.after != comparison.before or row is None or row.sd is None:
         return None
+
+    from overlap_bench.harness.stats import planning
+
     found = planning.smallest_detectable(row.sd, blocks, alpha=1 - comparison.confidence)
     smallest = paired.as_change(found, "ratio")
     if row.floor is None:
