@@ -10,7 +10,7 @@ import numpy as np
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.run_warnings import WIDER, BlockSeries, Measured, OfRun
-from overlap_bench.harness.analysis.warnings import Severity, Warning, kinds, ranked
+from overlap_bench.harness.analysis.warnings import Severity, Warning, applicable
 from overlap_bench.harness.common.names import difference
 from overlap_bench.harness.metrics import divergences, ranks
 from overlap_bench.harness.plan.design import Arm
@@ -33,8 +33,7 @@ TOLD = 3  # blocks that were measured once more, by name
 
 def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeries) -> list[Warning]:
     """The warnings that do not depend on the change: under what conditions it was measured."""
-    run = Measured(manifest, blocks, values)
-    return ranked(found for kind in kinds(OfRun) for found in kind.found(run))
+    return applicable(OfRun, Measured(manifest, blocks, values))
 
 
 class FromAnotherTool(OfRun, frozen=True):

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_bench.harness.analysis.run_warnings import BlockSeries
-from overlap_bench.harness.analysis.warnings import UNDECIDED, Kind, Severity, Warning, kinds
+from overlap_bench.harness.analysis.warnings import UNDECIDED, Kind, Severity, Warning
 from overlap_bench.harness.common.formatting import between, duration, percent
 from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.stats import checks, paired, planning
+from overlap_bench.harness.stats import checks, paired
 from overlap_bench.harness.stats.stopping import ALPHA
 from overlap_bench.harness.store.manifest import Manifest
 
@@ -41,19 +41,12 @@ class Decided:
 
 
 class OfVerdict(Kind, frozen=True):
-    """A warning about what can be decided."""
+    """A warning about what can be decided by an effect; without one nothing is."""
 
     @classmethod
     def found(cls, decided: Decided) -> Iterator[Self]:
         """Each that applies to what was decided; of some kinds, who has what they are about tells."""
         yield from ()
-
-
-def of_decision(decided: Decided) -> list[Warning]:
-    """What there is to say about the number of trials, and about a verdict that was not reached."""
-    if decided.effect is None:
-        return []
-    return [found for kind in kinds(OfVerdict) for found in kind.found(decided)]
 
 
 class OneBoot(OfVerdict, frozen=True):
@@ -132,6 +125,8 @@ class WayOut(OfVerdict, frozen=True):
         if effect.sd is None or decided.word != UNDECIDED or decided.disagree_by is not None:
             return
         if effect.scale == "ratio" and not decided.one_boot:
+            from overlap_bench.harness.stats import planning
+
             margin = decided.design.margin
             low, high = planning.blocks_needed(effect.sd, effect.blocks, margin)
             yield cls((low, high), margin, decided.seconds)

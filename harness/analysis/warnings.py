@@ -127,6 +127,11 @@ def kinds(of: type[Any] = Kind) -> Iterator[type[Any]]:
         yield from kinds(each)
 
 
+def applicable(of: type[Any], what: object) -> list[Warning]:
+    """Each warning of the kinds below that one which applies to `what`: the base says what that is."""
+    return ranked(each for kind in kinds(of) for each in kind.found(what))
+
+
 def of_fields(plain: dict[str, Any]) -> Warning:
     """What msgspec made of a warning, as a warning again. Raises msgspec.ValidationError."""
     known: dict[str, type[Warning]] = {each.__struct_config__.tag: each for each in kinds()}

@@ -1,7 +1,7 @@
 """The sections of a report of a comparison. The first screen, the whole in a terminal, markdown and the web
 page show them in this order: the lines under the verdict, the tables below.
 
-To add one: a function that says it of a comparison, in a file of its own, and a line in SECTIONS.
+To add one: a function that says it of a comparison, and a line in SECTIONS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from overlap_bench.harness.metrics.definitions import PHASES_IN_ROUNDS, PHASES_I
 from overlap_bench.harness.plan.variants import load_variants, measured_by
 from overlap_bench.harness.report import tables
 from overlap_bench.harness.report.page import Page, Table
-from overlap_bench.harness.report.request_times import request_times
 
 ROWS = ("ttft_ms_p50", "tpot_ms_p50", "throughput_tok_s")  # below what has a verdict
 MOST_COUNTERS, MOST_WARNINGS = 4, 3  # on the first screen
@@ -109,7 +108,7 @@ SECTIONS = (
     Section(tables.metric_table, first_metrics),
     Section(tables.failures_table, tables.failures_table),
     Section(tables.nodes_table),
-    Section(request_times),
+    Section(tables.request_times),
     Section(tables.mechanism_table, first_counters),
     Section(tables.limit_table),
 )
