@@ -4,8 +4,9 @@ For harness/analysis/prediction.py.
 
     python -m experiments.validation.calibration [NAME ...]    such as overlap-16: variant and batch
 
-Runs of their own, closed loop on the emulated device, at other batches than those of predictions.py. Each is
-kept as soon as it is done; without names, those that are missing.
+Runs of their own, closed loop on the emulated device, at other batches than those that were predicted for
+results/reference/proofs/several.md. Each is kept as soon as it is done; without names, those that are
+missing.
 
 - from `overlap`: `turnaround`, device idle between two queued steps, and `rested`, how much longer a program
   takes on a device that stood still before it (the before arm's) than on one that did not;
@@ -18,6 +19,8 @@ Besides the table, this writes harness/analysis/calibration.json, which is what 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +31,6 @@ import msgspec
 
 from experiments.common import command_line
 from experiments.common.record import FOLDER, write_result
-from experiments.validation.predictions import bench
 from overlap_bench.harness import analysis
 from overlap_bench.harness.analysis import explain, prediction, stored
 from overlap_bench.harness.analysis.prediction import Calibration, Measured
@@ -45,10 +47,10 @@ def measure(name: str) -> dict[str, Any]:
     variant, batch = NAMES[name]
     asked = ["--arrival", "closed", "--concurrency", str(batch), "--num-requests", str(REQUESTS[batch])]
     with tempfile.TemporaryDirectory() as results:
-        result = bench(
-            "run", "--variant", variant, "--device", "emulated", *asked, *OPTIONS[variant], "--out", results
-        )
-        folder = Path(results) / result["run"]
+        command = [sys.executable, "-m", "overlap_bench", "run", "--variant", variant, "--device", "emulated"]
+        command += [*asked, *OPTIONS[variant], "--out", results, "--format", "json"]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+        folder = Path(results) / json.loads(done.stdout)["run"]
         manifest = stored.readable(folder)
         blocks, _ = stored.finished(folder, manifest)
         before, after = manifest.design.arms

@@ -86,7 +86,7 @@ class Tables:
         # Tracks are (pid, tid, rank), devices (pid, rank, device).
         self.names, self.tracks, self.devices = Coder(), Coder(), Coder()
         times = {"start": Id, "end": Id}
-        joined = {"track": Code, "correlation": Id, "place": Id}
+        joined = {"track": Code, "correlation": Id}
         self.flows = Rows(start=Id, track=Code, name=Code, key=Id, starts=Flag)
         self.work = Rows(**times, **joined, name=Code, kind=Code, device=Code, ours=Flag)
         self.copies = Rows(direction=Code, memory=Code, bytes=Id)
@@ -106,18 +106,16 @@ class Tables:
         chosen: dict[str, list[Event[Any]]] = {
             name: [] for name in ("work", "ranges", "calls", "waits", FLOWS)
         }
-        places: dict[str, list[int]] = {name: [] for name in chosen}
         halves: list[Event[Any]] = []
         if batch.exact and self._base is None:
             self._base = _base(batch.events)
         known = self._known
-        for place, each in enumerate(batch.events, self.seen):
+        for each in batch.events:
             if each.ph == "X":
                 self.complete += 1
                 table = known[each.cat] if each.cat in known else self._table(each)
                 if table is not None:
                     chosen[table].append(each)
-                    places[table].append(place)
             elif each.ph in ("s", "f"):
                 chosen[FLOWS].append(each)
             elif each.ph in ("B", "E"):
@@ -127,10 +125,10 @@ class Tables:
         self.seen += len(batch.events)
         self._add_halves(halves, batch.exact)
         self._add_flows(chosen[FLOWS], batch.exact)
-        self._add_work(chosen["work"], batch.exact, places["work"])
+        self._add_work(chosen["work"], batch.exact)
         self._add_ranges(chosen["ranges"], batch.exact)
-        self._add_calls(chosen["calls"], batch.exact, places["calls"])
-        self._add_waits(chosen["waits"], batch.exact, places["waits"])
+        self._add_calls(chosen["calls"], batch.exact)
+        self._add_waits(chosen["waits"], batch.exact)
 
     def _table(self, event: Event[Any]) -> str | None:
         """Where an event of this category belongs; one that has an earlier name gets today's."""
@@ -204,7 +202,7 @@ class Tables:
             starts=(each.ph == "s" for each in chosen),
         )
 
-    def _add_work(self, chosen: Sequence[Event[Any]], exact: bool, places: Sequence[int]) -> None:
+    def _add_work(self, chosen: Sequence[Event[Any]], exact: bool) -> None:
         args = [_args(each) for each in chosen]
         directions = [_direction(each) for each in chosen]
         self.work.add(
@@ -217,7 +215,6 @@ class Tables:
             device=self._on_devices(chosen, args),
             correlation=(each.correlation for each in args),
             ours=(each.cat == "device" for each in chosen),
-            place=places,
         )
         copies = [
             (each, own, found) for each, own, found in zip(chosen, args, directions, strict=True) if found
@@ -237,11 +234,11 @@ class Tables:
         waits = (each.cat == "phase" and (each.name or "").startswith(WAIT) for each in chosen)
         self.ranges.add(len(chosen), **self._placed(chosen, exact), waits=waits)
 
-    def _add_calls(self, chosen: Sequence[Event[Any]], exact: bool, places: Sequence[int]) -> None:
+    def _add_calls(self, chosen: Sequence[Event[Any]], exact: bool) -> None:
         correlations = (_args(each).correlation for each in chosen)
-        self.calls.add(len(chosen), **self._placed(chosen, exact), correlation=correlations, place=places)
+        self.calls.add(len(chosen), **self._placed(chosen, exact), correlation=correlations)
 
-    def _add_waits(self, chosen: Sequence[Event[Any]], exact: bool, places: Sequence[int]) -> None:
+    def _add_waits(self, chosen: Sequence[Event[Any]], exact: bool) -> None:
         kinds = [SYNCHRONIZATIONS.get(each.name or "", each.name or "unknown") for each in chosen]
         args = [_args(each) for each in chosen]
         self.waits.add(
@@ -252,7 +249,6 @@ class Tables:
             kind=(self.names.code(each) for each in kinds),
             blocks=(each != events.STREAM_WAITS for each in kinds),
             correlation=(each.correlation for each in args),
-            place=places,
         )
 
     # -----------------------------------------------------------------------------------------------------

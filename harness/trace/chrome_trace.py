@@ -306,7 +306,7 @@ def _begins(work: Columns, flows: Columns) -> Times:
     """Where each arrow begins that ends; torch.profiler has arrows too, and none that is needed."""
     if not work["ours"].any():
         return np.full(len(flows["start"]), NONE, np.int64)
-    return pairs.of_flows(flows["key"], flows["thread"], flows["start"], flows["starts"])
+    return pairs.of_flows(flows["key"], flows["starts"])
 
 
 def _as_calls(arrows: Calls, phases: Ranges) -> Calls:

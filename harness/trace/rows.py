@@ -101,9 +101,8 @@ def copies(work: Columns, of_copies: Columns) -> Copies:
 
 def ids(rows: Columns) -> Ids:
     """What they are joined by."""
-    place = rows.get("place", np.zeros(len(rows["start"]), np.int64))
     correlation = np.maximum(rows["correlation"], NONE)
-    return Ids(rows["process"], correlation, rows["thread"], rows["start"], rows["end"], place)
+    return Ids(rows["process"], correlation, rows["thread"], rows["start"], rows["end"])
 
 
 def launched(calls: Columns, work: Columns, names: Sequence[str], devices: Sequence[str]) -> Launched:
@@ -121,7 +120,7 @@ def launched(calls: Columns, work: Columns, names: Sequence[str], devices: Seque
     called = events.take(calls["process"], call, NONE)
     return Launched(
         call=call,
-        process=np.where(found.process == NONE, called, found.process),
+        process=np.where(work["process"] == NONE, called, work["process"]),
         untaken=untaken,
         untold=frozenset(np.flatnonzero(untold).tolist()),
         warnings=tuple(_warnings(found.untold, early, work["device"], devices, untold)),
