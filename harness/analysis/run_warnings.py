@@ -132,7 +132,7 @@ class CoreSpeed(OfRun, frozen=True):
     fast_us: float
     slow_us: float
     says = (
-        "noise: the same loop took {fast_us:.0f} to {slow_us:.0f} us between rounds, as other work shares "
+        "noise: one fixed loop took {fast_us:.0f} to {slow_us:.0f} us between rounds, as other work shares "
         f"the physical core (steal does not show it), or its clock moves; {WIDER}; try bench doctor, then a "
         "quieter machine or a fixed clock"
     )
