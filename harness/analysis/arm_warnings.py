@@ -299,8 +299,8 @@ class OutputsMayDiffer(OfRun, frozen=True):
         scored = " (a near-tie)"
         if self.widest is not None and self.near_tie is not None:
             scored = (
-                f" (by the model of {self.arm}, they are up to {self.widest:.2g} apart, in logits, a near-tie "
-                f"less than {self.near_tie:.2g})"
+                f" (by the model of {self.arm}, they are up to {self.widest:.2g} apart, in logits, a "
+                f"near-tie less than {self.near_tie:.2g})"
             )
         return (
             "equal outputs are not promised: in half precision or on a GPU, the batch can change a token; "
