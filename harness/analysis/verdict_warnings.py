@@ -206,7 +206,8 @@ class Position(OfVerdict, frozen=True):
             f"[{percent(self.low)}, {percent(self.high)}]; {self.left}"
         )
         less = "more trials balance the orders"
-        return f"weakened by a {was}, more than half the margin; {less}" if self.weakens else f"{was}; {less}"
+        much = ", more than half of what counts as same, so the verdict is weaker than it looks"
+        return f"{was}{much if self.weakens else ''}; {less}"
 
 
 class SignFlip(OfVerdict, frozen=True):
@@ -392,6 +393,7 @@ class Unattributed(OfVerdict, frozen=True):
     side: str
     share: float
     says = (
-        "{share:.1%} of the {side} arm's step is in no phase; it is code between two phases, or another "
+        "{share:.1%} of the {side} arm's step is in none of the engine's phases; it is code between two, or "
+        "another "
         "process on the host's core; stop other processes, or look at the gaps in bench profile"
     )
