@@ -106,9 +106,9 @@ class WayOut(OfVerdict, frozen=True):
     settles: ClassVar[bool] = True
 
     def sentence(self) -> str:
-        trials = f"{between(*(f'{each:,}' for each in self.trials))} trials"
+        trials = f"{between(*(f'{each:,}' for each in self.trials))} --trials"
         wide = f"{UNDECIDED}: these trials scatter too much to show a change of {100 * self.margin:.3g}%"
-        peeking = "to add trials to this one until it decides raises false alarms (peeking)"
+        peeking = "trials added to this one until it decides raise false alarms, unless by --until-decided"
         if self.seconds is None:
             return f"{wide}; a fresh run of {trials} has an 80% chance to show it; {peeking}"
         time = between(*(duration(each * self.seconds) for each in self.trials))
@@ -223,8 +223,8 @@ class SignFlip(OfVerdict, frozen=True):
             named = ", ".join(f"{name} (p = {p:.3f})" for name, p in self.about_each)
             where = f"(sign-flip) disagrees with the t test on {named}"
         return (
-            f"a test that assumes no normal scatter {where}; the verdict stands, but may rest on one odd "
-            "trial; look at the trials one by one (bench report), and run again if one stands out"
+            f"a test that does not assume normal scatter {where}; the verdict stands, but may rest on one "
+            "odd trial; look at the trials one by one (bench report), and run again if one stands out"
         )
 
 
