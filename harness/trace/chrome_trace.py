@@ -50,7 +50,7 @@ def read(path: Path, progress: Progress) -> Trace:
         tables.close()
     except msgspec.ValidationError as error:
         raise BadFile(f"{path} is JSON, but not a Chrome trace: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except chrome_events.UNREADABLE as error:
         what = "is cut short" if "truncated" in str(error) else "is not JSON"
         raise BadFile(f"{path} {what}: {error}") from None
     if not tables.work.count:
