@@ -18,7 +18,7 @@ import msgspec
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import across_warnings, comparison, decision, outputs
 from overlap_bench.harness.analysis.arm_warnings import FromAnotherTool, NotLikeOurs, circumstances
-from overlap_bench.harness.analysis.mechanism import mechanism
+from overlap_bench.harness.analysis.mechanism import limits, mechanism
 from overlap_bench.harness.analysis.result import (
     Comparison,
     MetricRow,
@@ -27,7 +27,7 @@ from overlap_bench.harness.analysis.result import (
     Settings,
 )
 from overlap_bench.harness.analysis.stored import check_two, finished, read_block, readable, result
-from overlap_bench.harness.analysis.values import limits, scale_of, series
+from overlap_bench.harness.analysis.values import scale_of, series
 from overlap_bench.harness.analysis.warnings import Severity, Warning, ranked
 from overlap_bench.harness.common.names import difference
 from overlap_bench.harness.metrics import definitions

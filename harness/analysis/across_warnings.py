@@ -27,8 +27,8 @@ class NotCompared(OfVerdict, frozen=True):
     usual = Severity.OVERRULES
     says = (
         "described, not judged: the run set out to compare its arms with {first}, and not {after} with "
-        "{before}; a pair that is picked afterwards differs by chance more often than in 5%; a run of these "
-        "two gives a verdict"
+        "{before}; of pairs that are picked afterwards, more than 5% differ by chance; a run of these two "
+        "gives a verdict"
     )
 
 
@@ -48,8 +48,8 @@ class OtherSeeds(OfVerdict, frozen=True):
 class UnevenTrials(OfVerdict, frozen=True):
     told: str
     says = (
-        "numbers of trials differ: {told}; the side with fewer makes the interval wide; measure as many of "
-        "both"
+        "numbers of trials differ: {told}; the side with fewer makes the interval wide; measure as many "
+        "trials of both"
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.run_warnings import WIDER, BlockSeries, Measured, OfRun
-from overlap_bench.harness.analysis.warnings import Severity, Warning, kinds, ranked
+from overlap_bench.harness.analysis.warnings import Severity, Warning, applicable
 from overlap_bench.harness.common.names import difference
 from overlap_bench.harness.metrics import divergences, ranks
 from overlap_bench.harness.plan.design import Arm
@@ -33,8 +33,7 @@ TOLD = 3  # blocks that were measured once more, by name
 
 def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeries) -> list[Warning]:
     """The warnings that do not depend on the change: under what conditions it was measured."""
-    run = Measured(manifest, blocks, values)
-    return ranked(found for kind in kinds(OfRun) for found in kind.found(run))
+    return applicable(OfRun, Measured(manifest, blocks, values))
 
 
 class FromAnotherTool(OfRun, frozen=True):
@@ -95,8 +94,8 @@ class PaceNotKept(OfRun, frozen=True):
     share: float
     tries: str
     says = (
-        "pace not kept: {share:.1%} of the programs of {arm} computed for longer than the pace gives "
-        "them; these took as long as this machine computes, not as long as the device would; {tries}"
+        "pace not kept: {share:.1%} of what {arm} launched took this machine longer to compute than the pace "
+        "gives it; those steps are too long, so the change is not the one at that pace; {tries}"
     )
 
     @classmethod
@@ -133,8 +132,8 @@ class StandsIn(OfRun, frozen=True):
     replaced: str
     usual = Severity.QUALIFIES
     says = (
-        "no card: in {arms}, a clock stands in for {replaced}; all other host code ran as installed, at this "
-        "machine's speed; measure a change of what the clock replaces on a card"
+        "no GPU: in {arms}, a clock stands in for {replaced}; all other host code ran as installed, at this "
+        "machine's speed; to judge a change of what the clock replaces, measure on a GPU"
     )
 
     @classmethod
@@ -185,7 +184,7 @@ class NotBuilt(OfRun, frozen=True):
 class Emulated(OfRun, frozen=True):
     says = (
         "emulated device: a CPU core plays the accelerator; on a GPU, times and changes differ; try --pace "
-        "with a GPU's times (bench devices), or a card"
+        "with a GPU's times (bench devices), or run on a GPU"
     )
 
     @classmethod
@@ -203,10 +202,10 @@ class Paced(OfRun, frozen=True):
 
     def sentence(self) -> str:
         assumed = ", which is assumed" if self.host_assumed else ""
-        by = f" times {self.k} (this host's slowness against the profile's host{assumed})" if self.k else ""
+        by = f", times {self.k} (how slow this host is against the profile's{assumed})" if self.k else ""
         return (
-            f"{self.device}: device times are what --pace says{by}, host times are this machine's; the "
-            "change holds for this pair alone; try other paces (bench devices), or a card"
+            f"{self.device}: device times come from --pace{by}, host times from this machine; the change "
+            "holds for this pair of device and host alone; try other paces (bench devices), or a GPU"
         )
 
     @classmethod
@@ -218,7 +217,7 @@ class Paced(OfRun, frozen=True):
 
 
 class SharedGPU(OfRun, frozen=True):
-    says = f"shared GPU: other processes were on the card; {WIDER}; stop them and measure again"
+    says = f"shared GPU: other processes were on the GPU; {WIDER}; stop them and measure again"
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
@@ -294,10 +293,10 @@ class OutputsMayDiffer(OfRun, frozen=True):
         if not self.judged:
             return (
                 "equal outputs are not promised: with sampling, half precision or a GPU, the batch can "
-                "change a token; a difference fails this run only if the engine can score it and no near-tie "
-                "explains it; bench aa shows how often equal arms differ"
+                "change a token; a difference fails this run only if the engine tells how likely both tokens "
+                "were, and that differs clearly (no near-tie); bench aa shows how often equal arms differ"
             )
-        scored = ""
+        scored = " (a near-tie)"
         if self.widest is not None and self.near_tie is not None:
             scored = (
                 f" (by the model of {self.arm}, tokens that differ are up to {self.widest:.2g} below the "
@@ -305,8 +304,8 @@ class OutputsMayDiffer(OfRun, frozen=True):
             )
         return (
             "equal outputs are not promised: in half precision or on a GPU, the batch can change a token; "
-            f"a difference fails this run unless a near-tie explains it{scored}; bench aa shows how often "
-            "equal arms differ"
+            f"a difference fails this run unless both tokens were about as likely{scored}; bench "
+            "aa shows how often equal arms differ"
         )
 
     @classmethod
@@ -330,8 +329,8 @@ class OutputsPromised(OfRun, frozen=True):
     usual = Severity.QUALIFIES
     says = (
         "outputs differ, though the engine promises equal tokens for equal prompts, whatever the batch; a "
-        "difference that no near-tie explains is a fault, and fails this run; look for a buffer that is read "
-        "too late or written too early"
+        "difference that no near-tie explains is a fault, and fails this run; look for a race, such as "
+        "a buffer that is written again too early"
     )
 
     @classmethod
@@ -357,7 +356,8 @@ class Resumed(OfRun, frozen=True):
     after: str
     says = (
         "interrupted and resumed after {after} trials; what had been measured of the next one was "
-        "dropped, and measured again in the same order; if it was stopped for its numbers, repeat the run"
+        "dropped, and measured again in the same order; if you stopped it because of the numbers you saw, "
+        "start a new run"
     )
 
     @classmethod
@@ -391,8 +391,8 @@ class MeasuredAgain(OfRun, frozen=True):
         told = "; ".join(f"{each.block + 1} ({each.reason})" for each in self.repeats[:TOLD])
         more = f"; and {len(self.repeats) - TOLD} more" if len(self.repeats) > TOLD else ""
         return (
-            f"failed, and measured once more in the order drawn for it: trial {told}{more}; only the second "
-            "measurement counts; if one arm makes trials fail, mend that first"
+            f"failed and repeated: trial {told}{more}; only the repeat counts, its arms in the same order; "
+            "if one arm makes trials fail, fix that first"
         )
 
     @classmethod
@@ -403,7 +403,7 @@ class MeasuredAgain(OfRun, frozen=True):
 
 class RecorderOff(OfRun, frozen=True):
     arm: str
-    says = "recorder off in {arm}; it has no step records, so no step times and no limit; set recorder=on"
+    says = "recorder off in {arm}; it has no step records, so no step times and no idle time; set recorder=on"
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:

@@ -8,7 +8,7 @@ import msgspec
 
 from overlap_bench.harness.analysis import decision, outputs, prediction, turns, verdict_warnings
 from overlap_bench.harness.analysis.arm_warnings import circumstances
-from overlap_bench.harness.analysis.mechanism import mechanism, planted
+from overlap_bench.harness.analysis.mechanism import limits, mechanism, planted
 from overlap_bench.harness.analysis.result import (
     Comparison,
     MetricRow,
@@ -24,13 +24,12 @@ from overlap_bench.harness.analysis.values import (
     check_values,
     effect_of,
     lacking,
-    limits,
     measured,
     offered_load,
     reason_to_stop,
     scale_of,
 )
-from overlap_bench.harness.analysis.warnings import Warning, ranked
+from overlap_bench.harness.analysis.warnings import Warning, applicable, ranked
 from overlap_bench.harness.common.formatting import blocks_of, minutes_of
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values, values_between
@@ -234,12 +233,12 @@ def _of_primary(
         nodes=0 if by_node is None else len(by_node.changes),
         disagree_by=by_node.spread if by_node is not None and by_node.unit == "node" else None,
     )
-    found = verdict_warnings.of_decision(decided)
+    said = applicable(verdict_warnings.OfVerdict, decided)
     before, after = values[design.primary].values()
     if scale_of(design.primary, before, after) == "ratio" and len(blocks) > 1:
         numbers = [block.number for block in blocks]
-        found += verdict_warnings.of_order(manifest, numbers, before, after)
-    return found
+        said += verdict_warnings.of_order(manifest, numbers, before, after)
+    return said
 
 
 def of_two(blocks: Sequence[Block], per_block: Sequence[Values], arms: Sequence[str]) -> list[Values]:

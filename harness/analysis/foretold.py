@@ -78,7 +78,7 @@ def foretell(
             phase=phase.phase,
             change=_estimate(mine, alpha),
             slope=phase.slope,
-            felt_us=felt(phase, mine.mean()),
+            felt_us=felt(phase, float(mine.mean())),
         )
         for phase, mine in zip(phases, deltas.T, strict=True)
     ]

@@ -20,8 +20,7 @@ from overlap_bench.harness.analysis.result import Comparison, GateResult, GateVe
 from overlap_bench.harness.analysis.words import outputs_that_differ
 from overlap_bench.harness.common.formatting import share
 from overlap_bench.harness.metrics import definitions
-from overlap_bench.harness.plan import checks
-from overlap_bench.harness.plan.design import ONE_SIDED, Design
+from overlap_bench.harness.plan.design import DEFAULT_LIMIT, ONE_SIDED, Design
 from overlap_bench.harness.stats import paired, planning, verdicts
 from overlap_bench.harness.stats.distributions import t_quantile, t_tail
 
@@ -198,7 +197,7 @@ def unplanned(design: Design, names: Sequence[str], limit: float) -> list[str]:
     """What a run is judged by here that was not declared before its first block: a limit that somebody chose
     with the numbers before them gives no test at its level."""
     declared = design.gated
-    planned = checks.DEFAULT_LIMIT if design.gate is None else design.gate.max_regression
+    planned = DEFAULT_LIMIT if design.gate is None else design.gate.max_regression
     found = []
     if planned != limit:
         measured = "without a gate" if design.gate is None else f"for a limit of {share(planned)}"

@@ -1,4 +1,5 @@
-"""What the change did, by the engine's own counters and steps: the part of a comparison that shows why."""
+"""What the change did, by the engine's own counters and steps, and how far each arm is from the limit: the
+part of a comparison that shows why."""
 
 from __future__ import annotations
 
@@ -9,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis.result import Comparison, Counter
-from overlap_bench.harness.analysis.values import sides
+from overlap_bench.harness.analysis.result import Comparison, Counter, Sides
 from overlap_bench.harness.common import names
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.steps import decode_intervals, matched_share
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MATCHED_UNIT = "of the decode steps, at a batch that both arms had"
 COUNTER = "counter."  # columns of the rounds table that are mechanism counters
+LIMITS = ("device_busy", "exposed_host_us")
 
 
 @dataclass(slots=True)
@@ -67,7 +68,7 @@ def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, Counter]:
     units = {name: unit for found in per_arm.values() for name, (_, unit) in found.items()}
     counters = {}
     for name in dict.fromkeys(name for found in per_arm.values() for name in found):
-        both = sides(design, {arm: found[name][0] for arm, found in per_arm.items() if name in found})
+        both = _sides(design, {arm: found[name][0] for arm, found in per_arm.items() if name in found})
         counters[name] = Counter(before=both.before, after=both.after, unit=units[name])
     if per_step and matched:
         before, after = map(float, np.mean(matched, axis=0))
@@ -99,6 +100,21 @@ def _of_arm(rounds: pd.DataFrame, steps: _Steps, per_step: bool) -> dict[str, tu
             else:
                 found[name] = (float(rounds[column].sum()) / per, unit)
     return found
+
+
+def _sides(design: Design, by_arm: Mapping[str, float]) -> Sides:
+    """The value of the before and of the after arm; None where there is none."""
+    after = by_arm.get(design.arms[1].name) if len(design.arms) == 2 else None
+    return Sides(before=by_arm.get(design.arms[0].name), after=after)
+
+
+def limits(design: Design, values: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Sides]:
+    """How far the rest is from the limit: LIMITS of each arm, means over blocks."""
+    return {
+        name: _sides(design, {arm: float(np.mean(each)) for arm, each in values[name].items()})
+        for name in LIMITS
+        if name in values
+    }
 
 
 def planted(

@@ -26,7 +26,7 @@ from overlap_bench.harness.common.machine import Machine
 from overlap_bench.harness.common.names import FIELDS, of_today
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.design import Arm
-from overlap_bench.harness.stats import paired, planning, verdicts
+from overlap_bench.harness.stats import paired, verdicts
 from overlap_bench.harness.store.files import SCHEMA_VERSION, SWEEP_FILE, write_json
 from overlap_bench.harness.store.manifest import Manifest, is_moment
 from overlap_bench.harness.workload.workload import Workload
@@ -139,6 +139,8 @@ def floor_of(manifest: Manifest, comparison: Comparison, seconds: float | None =
 
 
 def _spread(sd: float, scale: paired.Scale, blocks: int) -> Spread:
+    from overlap_bench.harness.stats import planning
+
     floor, smallest = paired.half_width(sd, blocks), planning.smallest_detectable(sd, blocks)
     return Spread(
         scale=scale,

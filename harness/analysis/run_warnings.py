@@ -42,7 +42,7 @@ GATHERED, BURST = 0.5, 4  # share of all replies; chunks at once, on average
 OF_REQUESTS = ("arm", "request", "sent_ns", "tokenized_ns", "admitted_ns", "finished_ns", "error")
 FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
 MORE = "try fewer requests at once, or more cores"
-WIDER = "the intervals are wider"
+WIDER = "that widens the intervals, but the verdict holds"
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,9 @@ class CoreSpeed(OfRun, frozen=True):
     fast_us: float
     slow_us: float
     says = (
-        "noise: the same loop took {fast_us:.0f} to {slow_us:.0f} us between rounds; other work shares the "
-        f"physical core (unseen in steal), or its clock moves, so {WIDER}; try bench doctor, then a quieter "
-        "machine or a fixed clock"
+        "noise: the same loop took {fast_us:.0f} to {slow_us:.0f} us between rounds, as other work shares "
+        f"the physical core (steal does not show it), or its clock moves; {WIDER}; try bench doctor, then a "
+        "quieter machine or a fixed clock"
     )
 
     @classmethod
@@ -174,8 +174,8 @@ class NotSteady(OfRun, frozen=True):
 class LateSends(OfRun, frozen=True):
     ms: float
     says = (
-        "late sends (submit lag): in some trial, 1% of requests were sent at least {ms:.2f} ms late; TTFT "
-        f"counts from the send, so no latency holds that wait; {MORE}"
+        "late sends (submit lag): in some trial, the client sent 1% of the requests {ms:.2f} ms late or "
+        f"later; TTFT counts from the send, so it leaves that delay out; {MORE}"
     )
 
     @classmethod
@@ -192,8 +192,8 @@ class LateReads(OfRun, frozen=True):
     ms: float
     cores: str
     says = (
-        "late reads (client lag): in some trial, 1% of the chunks waited {ms:.2f} ms or longer for the "
-        "client, which had too little of {cores}; it may read such a chunk as one with the next, so TTFT "
+        "late reads (client lag): in some trial, 1% of the chunks lay unread for {ms:.2f} ms or longer, as "
+        "the client got too little of {cores}; chunks that are read together get one arrival time, so TTFT "
         f"and ITL may be off by as much; {MORE}"
     )
 
@@ -214,9 +214,9 @@ class Squeezed(OfRun, frozen=True):
     several: int
     cores: str
     says = (
-        "late reads: the chunks of {few} of {several} requests came in less than half of the time that "
-        "the engine took to make their tokens; the client had too little of {cores}, or the engine sent "
-        f"late, so TPOT and ITL are too small; {MORE}"
+        "bunched chunks: in {few} of {several} requests the chunks arrived in less than half of the time "
+        "that the engine took to make their tokens; the client got too little of {cores}, or the engine "
+        f"sent late, so TPOT and ITL are too small; {MORE}"
     )
 
     @classmethod
@@ -250,11 +250,11 @@ class RecordsLost(OfRun, frozen=True):
     rows: int
 
     def sentence(self) -> str:
-        counts = {"steps": self.steps, "rows of what the device did": self.rows}
+        counts = {"steps": self.steps, "records of device work": self.rows}
         lost = " and ".join(f"{count:,} {what}" for what, count in counts.items() if count)
         return (
             f"records lost: up to {lost} in a round; step times, phases, device_busy, exposed_host_us and "
-            "the mechanism cover only what is left, a different part in each arm; try a lower "
+            "the mechanism cover only the rest, which differs by arm; try a lower "
             "--num-requests or --max-new-tokens"
         )
 
@@ -288,8 +288,9 @@ class InBursts(OfRun, frozen=True):
     usual = Severity.QUALIFIES
     says = (
         f"bursts: {{replies}} of {{of_all}} replies came in bursts of {BURST} chunks or more, as "
-        "through a proxy that buffers, or from speculative decoding; ITL is that of bursts, and TTFT "
-        "may have waited for one to fill; ask the server itself, or turn the buffering off"
+        "through a proxy that buffers, or from speculative decoding; ITL is the time between "
+        "bursts, and TTFT may include the wait for the first to fill; ask the server itself, or turn the "
+        "buffering off"
     )
 
     @classmethod
@@ -304,9 +305,9 @@ class CountedByChunks(OfRun, frozen=True):
     requests: int
     usual = Severity.QUALIFIES
     says = (
-        "token count: the server gave no count for {requests} requests, or too low a one, so each of their "
-        "chunks counts as one token; TPOT, ITL and throughput are wrong where a chunk holds more; "
-        "--set tokenizer=FILE counts the tokens"
+        "token count missing: for {requests} requests the server gave no count, or one too low for what "
+        "came, so each chunk counts as one token; TPOT, ITL and throughput are wrong where a chunk holds "
+        "more; --set tokenizer=FILE counts the tokens"
     )
 
     @classmethod
@@ -324,10 +325,10 @@ class NotAllStreamed(OfRun, frozen=True):
 
     def sentence(self) -> str:
         return (
-            f"not streamed: in {self.requests} requests the server counted {self.tokens:,} tokens "
+            f"hidden tokens: in {self.requests} requests the server counted {self.tokens:,} tokens "
             f"({self.tokens / self.requests:.3g} each) that it did not send, such as hidden reasoning; TTFT "
-            "holds the time that they took, and TPOT and throughput count only tokens that came; turn "
-            "reasoning off in the server, or let it send that too"
+            "includes the time that they took, while TPOT and throughput leave them out; turn reasoning off "
+            "in the server, or let it send that too"
         )
 
     @classmethod
@@ -340,9 +341,9 @@ class DoubtfulCount(OfRun, frozen=True):
     requests: int
     usual = Severity.QUALIFIES
     says = (
-        "token count: in {requests} requests the server counts more tokens than so short a text is "
+        "token count too high: in {requests} requests the server counts more tokens than so short a text is "
         "likely to hold; if it hides some, such as reasoning, TPOT is too small and throughput too large; "
-        "--set tokenizer=FILE counts those that came"
+        "--set tokenizer=FILE counts the text that came"
     )
 
     @classmethod
@@ -358,7 +359,7 @@ class Failed(OfRun, frozen=True):
     usual = Severity.QUALIFIES
     says = (
         "{failed} of {requests} requests failed; they are left out, so all times are of the "
-        "others; mend the cause and measure again. The first error: {first}"
+        "others; fix the cause and measure again. The first error: {first}"
     )
 
     @classmethod
@@ -379,8 +380,8 @@ class Skipped(OfRun, frozen=True):
     def sentence(self) -> str:
         told = ", ".join(f"{count} {what}" for why, what in SKIPPED.items() if (count := getattr(self, why)))
         return (
-            f"skipped, over all rounds: {told}; all arms were asked the same rest, so they compare, but not "
-            "with a run of the whole file; say so where you quote the result"
+            f"skipped, over all rounds: {told}; all arms were asked the same rest, so they compare with "
+            "each other, but not with a run of the whole file; say so where you quote the result"
         )
 
     @classmethod

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis.result import Judged, MetricRow, Sides
+from overlap_bench.harness.analysis.result import Judged, MetricRow
 from overlap_bench.harness.analysis.words import difference, interval
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import OFFERED, Values, of_block
@@ -25,7 +25,6 @@ NOT_STREAMED = (
     "--primary latency_ms_p50 compares all the same"
 )
 TURNS = ": too few turns of both arms ran the same steps; --interleaved-rounds 0 compares by rounds"
-LIMITS = ("device_busy", "exposed_host_us")
 THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s")
 Series = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block
 
@@ -95,21 +94,6 @@ def block_seconds(blocks: Sequence[Block]) -> float | None:
     apart = np.concatenate([np.diff(own) for own in starts.values()]) if starts else np.empty(0)
     apart = apart[apart > 0]  # the clock starts again with the machine, and an import has none
     return float(np.median(apart)) / 1e9 if len(apart) else None
-
-
-def sides(design: Design, by_arm: Mapping[str, float]) -> Sides:
-    """The value of the before and of the after arm; None where there is none."""
-    after = by_arm.get(design.arms[1].name) if len(design.arms) == 2 else None
-    return Sides(before=by_arm.get(design.arms[0].name), after=after)
-
-
-def limits(design: Design, values: Series) -> dict[str, Sides]:
-    """How far the rest is from the limit: LIMITS of each arm, means over blocks."""
-    return {
-        name: sides(design, {arm: float(np.mean(each)) for arm, each in values[name].items()})
-        for name in LIMITS
-        if name in values
-    }
 
 
 def scale_of(name: str, *series: Sequence[float]) -> paired.Scale:

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_bench.harness.analysis.run_warnings import BlockSeries
-from overlap_bench.harness.analysis.warnings import UNDECIDED, Kind, Severity, Warning, kinds
+from overlap_bench.harness.analysis.warnings import UNDECIDED, Kind, Severity, Warning
 from overlap_bench.harness.common.formatting import between, duration, percent
 from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.stats import checks, paired, planning
+from overlap_bench.harness.stats import checks, paired
 from overlap_bench.harness.stats.stopping import ALPHA
 from overlap_bench.harness.store.manifest import Manifest
 
@@ -41,19 +41,12 @@ class Decided:
 
 
 class OfVerdict(Kind, frozen=True):
-    """A warning about what can be decided."""
+    """A warning about what can be decided by an effect; without one nothing is."""
 
     @classmethod
     def found(cls, decided: Decided) -> Iterator[Self]:
         """Each that applies to what was decided; of some kinds, who has what they are about tells."""
         yield from ()
-
-
-def of_decision(decided: Decided) -> list[Warning]:
-    """What there is to say about the number of trials, and about a verdict that was not reached."""
-    if decided.effect is None:
-        return []
-    return [found for kind in kinds(OfVerdict) for found in kind.found(decided)]
 
 
 class OneBoot(OfVerdict, frozen=True):
@@ -115,14 +108,15 @@ class WayOut(OfVerdict, frozen=True):
     def sentence(self) -> str:
         trials = f"{between(*(f'{each:,}' for each in self.trials))} trials"
         wide = f"{UNDECIDED}: these trials scatter too much to show a change of {100 * self.margin:.3g}%"
-        peeking = "trials added to this one until it is decided raise false alarms (peeking)"
+        peeking = "to add trials to this one until it decides raises false alarms (peeking)"
         if self.seconds is None:
-            return f"{wide}; a fresh run of {trials} shows it in 4 of 5 cases; {peeking}"
+            return f"{wide}; a fresh run of {trials} has an 80% chance to show it; {peeking}"
         time = between(*(duration(each * self.seconds) for each in self.trials))
         run = f"a fresh run of about {time} on this machine ({trials} of {duration(self.seconds)})"
         if self.trials[0] * self.seconds > FEASIBLE_S:
-            return f"{wide}; {run} would, which is not feasible; look for what disturbs it (bench doctor)"
-        return f"{wide}; {run} shows it in 4 of 5 cases; {peeking}"
+            needed = f"{run} would be needed, which is not feasible"
+            return f"{wide}; {needed}; look for what disturbs it (bench doctor)"
+        return f"{wide}; {run} has an 80% chance to show it; {peeking}"
 
     @classmethod
     def found(cls, decided: Decided) -> Iterator[Self]:
@@ -131,6 +125,8 @@ class WayOut(OfVerdict, frozen=True):
         if effect.sd is None or decided.word != UNDECIDED or decided.disagree_by is not None:
             return
         if effect.scale == "ratio" and not decided.one_boot:
+            from overlap_bench.harness.stats import planning
+
             margin = decided.design.margin
             low, high = planning.blocks_needed(effect.sd, effect.blocks, margin)
             yield cls((low, high), margin, decided.seconds)
@@ -189,8 +185,8 @@ class OneOrder(OfVerdict, frozen=True):
     ran: str
     usual = Severity.QUALIFIES
     says = (
-        "every trial ran its arms in the same order; what running {ran} does to an arm can't be told from "
-        "the change; another --seed draws other orders"
+        "every trial ran its arms in the same order; if running {ran} makes an arm slower, the change holds "
+        "that, too; another --seed draws other orders"
     )
 
 
@@ -206,10 +202,10 @@ class Position(OfVerdict, frozen=True):
 
     def sentence(self) -> str:
         was = (
-            f"position effect: running {self.ran} changes an arm by {percent(self.change)} "
+            f"position effect: running {self.ran} makes an arm's time differ by {percent(self.change)} "
             f"[{percent(self.low)}, {percent(self.high)}]; {self.left}"
         )
-        less = "more trials leave less of it"
+        less = "more trials balance the orders"
         return f"weakened by a {was}, more than half the margin; {less}" if self.weakens else f"{was}; {less}"
 
 
@@ -221,13 +217,13 @@ class SignFlip(OfVerdict, frozen=True):
 
     def sentence(self) -> str:
         if [name for name, _ in self.about_each] == [""]:
-            where = f"(p = {self.about_each[0][1]:.3f}) disagrees with the t test"
+            where = f"(sign-flip, p = {self.about_each[0][1]:.3f}) disagrees with the t test of the verdict"
         else:
             named = ", ".join(f"{name} (p = {p:.3f})" for name, p in self.about_each)
-            where = f"disagrees with the t test on {named}"
+            where = f"(sign-flip) disagrees with the t test on {named}"
         return (
-            f"the sign-flip test {where}; one trial may carry or hide the change; look at the trials one by "
-            "one (bench report)"
+            f"a test that assumes no normal scatter {where}; the verdict stands, but may rest on one odd "
+            "trial; look at the trials one by one (bench report), and run again if one stands out"
         )
 
 
@@ -239,8 +235,9 @@ class Drift(OfVerdict, frozen=True):
 
     def sentence(self) -> str:
         return (
-            f"drift: {self.arms} drifted by {percent(self.change)} from the first trial to the last; drift "
-            f"common to {self.arms} cancels in the comparison; quote no time of this run by itself"
+            f"drift: the times of {self.arms} changed by {percent(self.change)} from the first trial to the "
+            "last; the change between arms stands, as each trial has all of them; quote no time of this run "
+            "by itself"
         )
 
 
@@ -259,7 +256,7 @@ def of_order(
     if found is None:
         yield OneOrder("second")
     else:
-        left = f"the orders drawn leave {percent(found.left)} of it in the change"
+        left = f"by the orders drawn, that shifts the change by {percent(found.left)}"
         yield from _position(found, "second", left, judged and found.weakens(margin))
     if checks.sign_flip_disagrees(differences):
         yield SignFlip((("", checks.sign_flip(differences)),))
@@ -284,7 +281,7 @@ def of_order_of_factorial(
     else:
         share = max(abs(float(places.mean(axis=0) @ weights)) for weights in judged.values())
         found = replace(found, left=share * abs(found.change))
-        left = f"the orders drawn leave up to {found.left:.2%} of it in an effect"
+        left = f"by the orders drawn, that shifts an effect by up to {found.left:.2%}"
         yield from _position(found, "last", left, found.weakens(design.margin))
     disagree = tuple(
         (name, checks.sign_flip(logs @ weights))
@@ -315,9 +312,9 @@ class RoundsDiffer(OfVerdict, frozen=True):
     apart: str
     usual = Severity.QUALIFIES
     says = (
-        "in rounds, the step changed by {in_rounds} ({metric}), which differs from the change in turns by "
-        "{apart}; arrivals, prefills and the client are in rounds alone; where these matter to you, "
-        "judge by --primary {metric}"
+        "in rounds (one arm at a time, the whole workload), the step changed by {in_rounds} ({metric}), "
+        "which differs from turns by {apart}; rounds include arrivals, prefills and the client; where these "
+        "matter, run again with --primary {metric}"
     )
 
 
@@ -326,8 +323,8 @@ class BusyWhileWaiting(OfVerdict, frozen=True):
     share: float
     usual = Severity.QUALIFIES
     says = (
-        "{arm} used up to {share:.0%} of a core while it waited for its turn; that slows only the "
-        "others; --interleaved-rounds 0 measures one arm at a time"
+        "{arm} used up to {share:.0%} of a core while it waited for its turn; that makes only the other "
+        "arm's times longer; --interleaved-rounds 0 measures one arm at a time"
     )
 
 
@@ -338,8 +335,8 @@ class FewRequests(OfVerdict, frozen=True):
     wanted: int
     usual = Severity.QUALIFIES
     says = (
-        "{metric} is made of {requests} requests of an arm in a trial, where p{percentile} wants {wanted}; "
-        "single slow ones decide it; try a larger --num-requests or more --rounds"
+        "{metric} has {requests} requests of an arm in a trial, too few for a p{percentile}, which wants "
+        "{wanted}; single slow ones decide it; try a larger --num-requests or more --rounds"
     )
 
 
@@ -348,8 +345,8 @@ class NoVerdictOn(OfVerdict, frozen=True):
     where: str
     usual = Severity.QUALIFIES
     says = (
-        "no verdict on {metric}: it {where}; trials without it can't be left out, as the failure may be the "
-        "change's; give that trial more to measure: --num-requests, --max-new-tokens"
+        "no verdict on {metric}: it {where}; to leave such trials out could hide a failure that the change "
+        "caused; give each trial more to measure: --num-requests, --max-new-tokens"
     )
 
 
@@ -376,8 +373,8 @@ class WithinFloor(OfVerdict, frozen=True):
     floor: float
     usual = Severity.QUALIFIES
     says = (
-        "{metric} is called {word}, but its change is smaller than what equal arms show here "
-        "(noise floor ±{floor:.2%}); the change may be chance; repeat the run"
+        "{metric} is called {word}, but arms of equal code differ here by more than its change (noise floor "
+        "±{floor:.2%}); the change may be chance; repeat the run, and trust it if it comes out again"
     )
 
 
@@ -386,8 +383,8 @@ class OutputsBesideFloor(OfVerdict, frozen=True):
     between_equal: str
     usual = Severity.QUALIFIES
     says = (
-        "outputs differ in {now} requests, between equal arms here in {between_equal} (bench aa); about as "
-        "many are batching, clearly more are the change; where there are more, read some of them"
+        "outputs differ in {now} requests; arms of equal code differ here in {between_equal} (bench aa), by "
+        "batching; if there are clearly more now, the change alters outputs: read some of them"
     )
 
 
@@ -395,6 +392,6 @@ class Unattributed(OfVerdict, frozen=True):
     side: str
     share: float
     says = (
-        "{share:.1%} of the {side} arm's step is unattributed; it is code between two phases, or another "
+        "{share:.1%} of the {side} arm's step is in no phase; it is code between two phases, or another "
         "process on the host's core; stop other processes, or look at the gaps in bench profile"
     )

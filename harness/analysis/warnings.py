@@ -20,9 +20,10 @@ TAG = "warning"  # the field that tells the classes apart, of what msgspec makes
 
 
 class Severity(IntEnum):
-    """What a warning does to the verdict. Those that do more come first, wherever they are shown."""
+    """What a warning says of the verdict, which decision.py makes: it decides where the warning is shown, and
+    never the verdict."""
 
-    OVERRULES = 0  # there is no verdict, or the numbers are not what they are called
+    OVERRULES = 0  # why there is no verdict, or why the numbers are not what they are called
     QUALIFIES = 1  # the verdict holds with what is said here
     UNKNOWN = 2  # of a stored text: it may do any of this
     DESCRIBES = 3  # it tells how the run was measured
@@ -124,6 +125,11 @@ def kinds(of: type[Any] = Kind) -> Iterator[type[Any]]:
     for each in of.__subclasses__():
         yield each
         yield from kinds(each)
+
+
+def applicable(of: type[Any], what: object) -> list[Warning]:
+    """Each warning of the kinds below that one which applies to `what`: the base says what that is."""
+    return ranked(each for kind in kinds(of) for each in kind.found(what))
 
 
 def of_fields(plain: dict[str, Any]) -> Warning:

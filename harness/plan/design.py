@@ -8,7 +8,7 @@ change, and a fresh run would confirm what an earlier one owed to its order.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import combinations
@@ -19,12 +19,14 @@ import msgspec
 from msgspec import Meta
 
 from overlap_bench.engines import api
+from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.stats.stopping import ALPHA, Until
 from overlap_bench.harness.workload.workload import Workload
 
 MAX_SECONDARIES = 5
 MARGIN = 0.01  # unless another is asked for
 ONE_SIDED = 0.05  # level of a gate's bounds
+DEFAULT_LIMIT = 0.02  # of a gate
 MOST = 10_000  # blocks, or rounds of a boot: weeks
 SHARE = {"share": True}  # an option that is typed as 1% or 0.01
 DRAWN_TOGETHER = 6  # blocks whose orders are drawn together, so that both are among them
@@ -32,6 +34,10 @@ COMPILED = (  # files that a build makes code of
     *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hip", ".hpp", ".inl", ".pyx", ".rs"),
     *("CMakeLists.txt", ".cmake", "setup.py"),
 )
+HIDES = {  # where a delay is planted → the metrics that take that part as equal
+    "device": (definitions.SAME_DEVICE, definitions.SLICED_SAME_DEVICE),
+    "host": (definitions.SAME_HOST, definitions.SLICED_SAME_HOST),
+}
 
 
 class Ref(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,6 +319,59 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
 
 def _settings(arm: Arm) -> Arm:
     return msgspec.structs.replace(arm, name="")
+
+
+def check_gated(names: Sequence[str], limit: float) -> None:
+    """Raises BadSetting where these metrics can't be gated by this limit."""
+    for name in names:
+        metric = api.pick(name, definitions.METRICS, "metric")
+        if metric.can_be_zero or not metric.better:
+            raise api.BadSetting(f"{name} has no regression in percent; choose another --metric")
+    if len(set(names)) < len(names) or len(names) > MAX_SECONDARIES:
+        raise api.BadSetting(f"--metric takes up to {MAX_SECONDARIES} different metrics")
+    if not 0 < limit < 1:
+        raise api.BadSetting(f"--max-regression must be above 0% and below 100%, not {100 * limit:.4g}%")
+
+
+def check_split(design: Design, names: Sequence[str]) -> None:
+    """Raises BadSetting where one of these metrics takes a device time for the device's own, and an engine's
+    holds more, or there is none."""
+    for name in names:
+        for arm in design.arms if name in definitions.SPLIT else ():
+            if arm.device_holds == "":
+                continue
+            why = f"its device time also holds {arm.device_holds}" if arm.device_holds else "it records none"
+            raise api.BadSetting(
+                f"{name} takes device time for the device's own, and with engine {arm.engine} {why}; "
+                f"{definitions.SPLIT[name]} is the whole step"
+            )
+
+
+def check_metrics(design: Design) -> None:
+    """Raises BadSetting where a declared metric is unknown, or can't carry the verdict asked of it."""
+    for name in (design.primary, *design.secondaries):
+        api.pick(name, definitions.METRICS, "metric")
+        if not definitions.METRICS[name].better:
+            raise api.BadSetting(f"neither lower nor higher is better for {name}, so it can have no verdict")
+        of_a_step = definitions.of_a_step(name)
+        if (of_a_step or name.startswith(("tpot", "itl"))) and design.workload.most_new_tokens == 1:
+            raise api.BadSetting(f"{name} needs at least 2 output tokens; raise --max-new-tokens")
+        if of_a_step and (silent := [arm.name for arm in design.arms if not arm.options.recorder]):
+            raise api.BadSetting(f"{name} is made from step records, and {silent[0]} has recorder=off")
+        if name == "goodput_req_s" and not design.goodput:
+            raise api.BadSetting("goodput_req_s needs to know what is good: give --goodput, such as ttft:200")
+    check_split(design, (design.primary, *design.secondaries))
+    if design.plant is not None and design.primary in HIDES[design.plant_at]:
+        raise api.BadSetting(
+            f"{design.primary} takes the {design.plant_at} as equal in both arms, so it can't show a delay "
+            "that is injected there; choose another --primary or --inject-at"
+        )
+    if design.gate is not None:
+        check_gated(design.gated, design.gate.max_regression)
+    if definitions.METRICS[design.primary].can_be_zero:
+        raise api.BadSetting(
+            f"{design.primary} can be zero, so a margin in percent means nothing; choose another --primary"
+        )
 
 
 def of_one_model(design: Design) -> list[str]:

@@ -1,7 +1,7 @@
 """The sections of a report of a comparison. The first screen, the whole in a terminal, markdown and the web
 page show them in this order: the lines under the verdict, the tables below.
 
-To add one: a function that says it of a comparison, in a file of its own, and a line in SECTIONS.
+To add one: a function that says it of a comparison, and a line in SECTIONS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from overlap_bench.harness.metrics.definitions import PHASES_IN_ROUNDS, PHASES_I
 from overlap_bench.harness.plan.variants import load_variants, measured_by
 from overlap_bench.harness.report import tables
 from overlap_bench.harness.report.page import Page, Table
-from overlap_bench.harness.report.request_times import request_times
 
 ROWS = ("ttft_ms_p50", "tpot_ms_p50", "throughput_tok_s")  # below what has a verdict
 MOST_COUNTERS, MOST_WARNINGS = 4, 3  # on the first screen
@@ -53,7 +52,8 @@ def claimed(comparison: Comparison) -> str | None:
         return f"The source: {variant.claim}."
     ours = ", ".join(f"{name} {difference(row)} {interval(row)}".rstrip() for name, row in rows.items())
     # Else a number like the source's would be read as its confirmation.
-    open_still = "" if any(row.excludes_zero for row in rows.values()) else ": not settled"
+    settled = any(row.excludes_zero for row in rows.values())
+    open_still = "" if settled else ": not confirmed, as every interval includes zero"
     where = "" if comparison.sliced is None else " in rounds"
     return f"The source: {variant.claim}; ours{where}: {ours}{open_still}."
 
@@ -68,9 +68,9 @@ def first_metrics(comparison: Comparison) -> Table:
 
 
 def first_counters(comparison: Comparison) -> Table | None:
-    """What the toggle did, and the limit."""
+    """What the toggle did, and how busy the device was."""
     counters = list(telling(comparison.mechanism).items())[:MOST_COUNTERS]
-    title = "Mechanism and limit" if comparison.sliced is None else "Mechanism and limit, in rounds"
+    title = "Mechanism and idle time" if comparison.sliced is None else "Mechanism and idle time, in rounds"
     return tables.sides_table(title, {**dict(counters), **tables.limit(comparison)}, comparison)
 
 
@@ -108,7 +108,7 @@ SECTIONS = (
     Section(tables.metric_table, first_metrics),
     Section(tables.failures_table, tables.failures_table),
     Section(tables.nodes_table),
-    Section(request_times),
+    Section(tables.request_times),
     Section(tables.mechanism_table, first_counters),
     Section(tables.limit_table),
 )

@@ -37,7 +37,7 @@ from overlap_bench.harness.common.formatting import number, percent, with_unit
 from overlap_bench.harness.common.names import FIELDS
 from overlap_bench.harness.metrics import definitions, slices
 from overlap_bench.harness.report.page import NUMBERS, PER_STEP, Table, csv_of, tabulated
-from overlap_bench.harness.stats import paired, planning
+from overlap_bench.harness.stats import paired
 from overlap_bench.harness.store.manifest import listed
 
 CONVENTIONS = (
@@ -57,6 +57,24 @@ LIMIT = (
     "above split the change of the decode step into exposed host time and device time."
 )
 FLOOR = " Floor: what equal arms show on this machine (bench aa): a smaller change says nothing."
+# What TTFT is made of, in order. An engine that doesn't say when it queued a request has one wait for two.
+STAGES = {
+    "tokenize_ms_mean": "tokenizing",
+    "to_queue_ms_mean": "on its way to the scheduler",
+    "in_queue_ms_mean": "waiting in the scheduler's queue",
+    "queue_wait_ms_mean": "waiting for a place in a batch",
+    "prefill_first_ms_mean": "prefill, to the first token",
+}
+OF_A_REQUEST = {
+    "submit_lag_ms_mean": "due, but not sent yet",
+    **STAGES,
+    "ttft_ms_mean": "TTFT, from the send to the first token's arrival",
+    "latency_ms_mean": "latency, from the send to the end",
+}
+REQUEST_TIMES = (
+    "In ms, means over requests and trials, of rounds; described, not judged. TTFT holds the engine's stages "
+    "and the way there and back; a late send comes before it."
+)
 
 
 def detectable(comparison: Comparison) -> str | None:
@@ -64,6 +82,9 @@ def detectable(comparison: Comparison) -> str | None:
     row, blocks, name = comparison.decided, comparison.blocks, comparison.primary
     if comparison.after != comparison.before or row is None or row.sd is None:
         return None
+
+    from overlap_bench.harness.stats import planning
+
     found = planning.smallest_detectable(row.sd, blocks, alpha=1 - comparison.confidence)
     smallest = paired.as_change(found, "ratio")
     if row.floor is None:
@@ -109,8 +130,8 @@ def in_turns(comparison: Comparison) -> str | None:
         return None
     return (
         f"The decode step was measured in turns: the arms alternated every {sliced.steps} steps of the same "
-        f"requests, batch {sliced.batch:.3g}; {sliced.pairs:,} pairs of turns, {sliced.kept:.0%} comparable. "
-        "All else was measured in rounds: one arm at a time ran the whole workload."
+        f"requests (batch {sliced.batch:.3g}; {sliced.pairs:,} pairs of turns, {sliced.kept:.0%} usable). "
+        "All else was measured in rounds: one arm at a time ran the whole workload, so it scatters more."
         f"{beside_others(comparison)}"
     )
 
@@ -148,10 +169,11 @@ def step_parts(comparison: Comparison) -> str | None:
     for names, where in ((definitions.IN_TURNS, "turns"), (definitions.MATCHED, "rounds")):
         rows = [comparison.metrics[name] for name in names if name in comparison.metrics]
         if len(rows) == len(names) and all(row.change is not None for row in rows):
-            step, host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows)
+            host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows[1:])
             return (
-                f"In {where}: decode step {step}, of which exposed host time {host} ({names[1]}: device time "
-                f"held equal) and device time {device} ({names[2]})."
+                f"Of the decode step's {difference(rows[0])} in {where}, host time that the device does not "
+                f"hide is {host} of a step ({names[1]}: the step if only that had changed), device time "
+                f"{device} ({names[2]})."
             )
     return None
 
@@ -354,6 +376,28 @@ def chosen(comparison: Comparison) -> list[str]:
     shown = (name for name, each in definitions.METRICS.items() if each.shown)
     chosen = [each for each in shown if not (each.startswith("itl_chunk") and "itl_token_ms_p50" in found)]
     return list(dict.fromkeys([comparison.primary, *judged, *chosen, *phases]))
+
+
+def request_times(comparison: Comparison) -> Table | None:
+    """Where a request's time goes, from when it was due until its end: a row for each stage that took any
+    time; None where the engine stamps none."""
+    found = {name: row for name, row in comparison.metrics.items() if row.before or row.after}
+    if "in_queue_ms_mean" in found:
+        found.pop("queue_wait_ms_mean", None)
+    if not found.keys() & STAGES.keys():
+        return None
+    rows = [(said, found[name]) for name, said in OF_A_REQUEST.items() if name in found]
+    columns: dict[str, Callable[[tuple[str, MetricRow]], str]] = {
+        "": lambda row: row[0],
+        "before": lambda row: number(row[1].before),
+    }
+    if comparison.after is not None:
+        columns |= {
+            "after": lambda row: number(row[1].after),
+            "change": lambda row: difference(row[1]),
+            "interval": lambda row: interval(row[1]),
+        }
+    return tabulated("Where a request's time goes", rows, columns, REQUEST_TIMES)
 
 
 def mechanism_table(comparison: Comparison) -> Table | None:

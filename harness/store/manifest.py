@@ -18,8 +18,7 @@ from overlap_bench.engines import api
 from overlap_bench.harness.common import machine
 from overlap_bench.harness.common.machine import Code, Machine
 from overlap_bench.harness.common.names import difference
-from overlap_bench.harness.plan.checks import check_metrics
-from overlap_bench.harness.plan.design import Design, orders
+from overlap_bench.harness.plan.design import Design, check_metrics, orders
 from overlap_bench.harness.store import trust
 from overlap_bench.harness.store.files import (
     BISECTION_FILE,

@@ -26,8 +26,7 @@ from overlap_bench.harness.common.formatting import between as ranged
 from overlap_bench.harness.common.formatting import duration, percent
 from overlap_bench.harness.common.machine import guess_device
 from overlap_bench.harness.metrics import definitions
-from overlap_bench.harness.plan import checks
-from overlap_bench.harness.plan.design import Design, orders
+from overlap_bench.harness.plan.design import DEFAULT_LIMIT, Design, check_gated, check_metrics, orders
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_design
 from overlap_bench.harness.plan.variants import load_variants
@@ -74,12 +73,12 @@ def begin(request: Request, good: str, bad: str, metric: str | None, out: Path) 
     refs = worktrees.resolve(good, Path.cwd()), worktrees.resolve(bad, Path.cwd())
     commits = worktrees.between(*refs)
     if metric is not None:
-        checks.check([metric], checks.DEFAULT_LIMIT)
+        check_gated([metric], DEFAULT_LIMIT)
     asked = {**request.design, **({} if metric is None else {"primary": metric})}
     request = msgspec.structs.replace(request, refs=refs, design={**asked, "max_minutes": MINUTES})
     design = make_design(request, engines_of(refs), load_variants(), guess_device)
-    checks.check([design.primary], checks.DEFAULT_LIMIT)
-    checks.check_metrics(design)
+    check_gated([design.primary], DEFAULT_LIMIT)
+    check_metrics(design)
     name = f"bisect-{design.arms[0].engine}"
     arms = tuple(
         msgspec.structs.replace(arm, name=called)

@@ -21,8 +21,8 @@ from overlap_bench.harness.analysis.plain import to_stored
 from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.analysis.stored import finished, readable, summary
 from overlap_bench.harness.common.machine import guess_device
-from overlap_bench.harness.plan import checks, experiment_file
-from overlap_bench.harness.plan.design import Design
+from overlap_bench.harness.plan import experiment_file
+from overlap_bench.harness.plan.design import Design, check_metrics
 from overlap_bench.harness.plan.experiment_file import Adjusted, Plan
 from overlap_bench.harness.store import files, tables, trust
 from overlap_bench.harness.store.files import StoreError
@@ -135,7 +135,7 @@ def _measure_boots(
     """The runs of one Boots, together, in the order drawn by `lot`, each into its folder."""
     runs = {}
     for path, design in designs.items():
-        checks.check_metrics(design)
+        check_metrics(design)
         now = described_here(design, path.name, datetime.now().astimezone(), lot)
         runs[path] = signed(now) if made_here else now
         if (path / "manifest.json").exists():

@@ -30,7 +30,7 @@ from overlap_bench.harness.analysis.values import THROUGHPUTS, block_seconds, of
 from overlap_bench.harness.analysis.values import judged as judged_by
 from overlap_bench.harness.common.machine import guess_device
 from overlap_bench.harness.metrics import definitions
-from overlap_bench.harness.plan import checks
+from overlap_bench.harness.plan.design import DEFAULT_LIMIT, check_gated, check_split
 from overlap_bench.harness.plan.request import GateRequest, Request
 from overlap_bench.harness.plan.settings import make_design
 from overlap_bench.harness.plan.variants import load_variants
@@ -90,7 +90,7 @@ def calibrate(request: Request, asked: GateRequest, out: Path, display: Display)
     """What a gate on the before arm can decide here, from that arm measured against itself, in blocks as a
     gate's. Raises as measure.measure does, and BadSetting for metrics or a limit that can't be gated."""
     names, limit = asked.metric, asked.max_regression
-    checks.check(names, _limit(asked))
+    check_gated(names, _limit(asked))
     minutes = request.design.get("max_minutes")
     planned = {name: value for name, value in request.design.items() if name != "max_minutes"}
     request = msgspec.structs.replace(
@@ -118,7 +118,7 @@ def _verdicts(names: Sequence[str]) -> dict[str, object]:
 
 
 def _limit(asked: GateRequest) -> float:
-    return checks.DEFAULT_LIMIT if asked.max_regression is None else asked.max_regression
+    return DEFAULT_LIMIT if asked.max_regression is None else asked.max_regression
 
 
 def as_planned(request: Request, asked: GateRequest) -> tuple[Request, GateRequest]:
@@ -141,10 +141,10 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     stored.check_two(folder, manifest)
     if len(design.arms) < 2:
         raise api.BadSetting(f"{folder} has one arm, and a gate needs a before and an after")
-    planned = design.gate.max_regression if design.gate is not None else checks.DEFAULT_LIMIT
+    planned = design.gate.max_regression if design.gate is not None else DEFAULT_LIMIT
     wanted, most = tuple(names) or design.gated, planned if limit is None else limit
-    checks.check(wanted, most)
-    checks.check_split(design, wanted)
+    check_gated(wanted, most)
+    check_split(design, wanted)
     blocks, per_block = finished(folder, manifest)
     judged = judged_by(design, per_block, wanted, most)
     summary = comparison.result(manifest, blocks, per_block)

@@ -12,7 +12,8 @@ import msgspec
 
 from overlap_bench.engines import api
 from overlap_bench.harness.common.machine import guess_device
-from overlap_bench.harness.plan import checks, grid
+from overlap_bench.harness.plan import grid
+from overlap_bench.harness.plan.design import check_metrics
 from overlap_bench.harness.plan.grid import Axis, Point
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import spelled
@@ -61,7 +62,7 @@ def measure(
         points = grid.make_points(request, axes, api.find_engines(), load_variants(), guess_device)
 
     for point in points:
-        checks.check_metrics(point.design)
+        check_metrics(point.design)
     if resume is not None:
         stored = sweep.read(resume)
         made_here = bool(points) or admit(resume, stored.designs, stored.signature)

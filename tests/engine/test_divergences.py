@@ -155,7 +155,7 @@ def test_where_every_output_that_differs_just_ends_the_run_says_that_such_fail_i
     made = block(0, {"before": side(4), "after": side(4, digest="x")})
     compared = of_pair(plan, [Block(0, {**made.tables, "divergences": ended})], "before", "after")
     (line,) = (line for line in warned(compared) if "equal outputs are not promised" in line)
-    assert "fails this run unless a near-tie explains it" in line
+    assert "fails this run unless both tokens were about as likely" in line
     assert "inf" not in line
 
 

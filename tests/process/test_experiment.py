@@ -245,7 +245,7 @@ def test_a_position_effect_is_told_of_every_claim() -> None:
     ]
     found = found_by([{"workload": "w"}, {"workload": "v"}], {"w": blocks(0.9), "v": weak})
     (line,) = [line for line in warned(found) if "position effect" in line]
-    assert line.startswith("v: tpot_ms_p50, before → after: position effect: running second changes an arm")
+    assert line.startswith("v: tpot_ms_p50, before → after: position effect: running second makes an arm")
     assert "margin" not in line  # it means nothing to what has no verdict
 
 
@@ -259,7 +259,7 @@ def test_a_share_of_few_blocks_is_said_to_be_one() -> None:
 
 def test_a_high_percentile_of_few_requests_is_said_to_be_one() -> None:
     found = warned(found_by([{}, {"change": "ttft_ms_p99"}], {"w": blocks(0.9)}))
-    said = "ttft_ms_p99 is made of 12 requests of an arm in a trial, where p99 wants 368; single slow ones"
+    said = "ttft_ms_p99 has 12 requests of an arm in a trial, too few for a p99, which wants 368; single slow"
     assert said in "".join(found)
     plain = found_by([{}, {"change": "ttft_ms_p50"}, {"change": "itl_token_ms_p99"}], {"w": blocks(0.9)})
     assert not [line for line in warned(plain) if "single slow ones" in line]

@@ -291,11 +291,11 @@ def test_position_and_drift_are_checked() -> None:
         assert word not in quiet
     told = moved(place=0.02)
     assert "position effect: running last changes an arm by +2." in told
-    assert "the orders drawn leave up to 0." in told
+    assert "by the orders drawn, that shifts an effect by up to 0." in told
     assert "weakened by a position effect: running last changes an arm by +" in moved(place=0.2)
-    assert "drift: all arms drifted by +5." in moved(drift=0.01)
+    assert "drift: the times of all arms changed by +5." in moved(drift=0.01)
     one_order = msgspec.structs.replace(planned_factorial("h2d,output"), orders=[[0, 1, 2, 3]] * 6)
-    assert "every trial ran its arms in the same order; what running early" in moved(plan=one_order)
+    assert "every trial ran its arms in the same order; if running early" in moved(plan=one_order)
 
 
 def test_an_effect_that_one_block_hides_is_named() -> None:
@@ -306,7 +306,7 @@ def test_an_effect_that_one_block_hides_is_named() -> None:
         tpot = {"before": 4.0, "h2d": 4.0 * far, "output": 3.6, "h2d+output": 3.6 * far}
         found.append(block(number, {name: side(each) for name, each in tpot.items()}))
     said = "\n".join(warned(comparison.result(plan, found).factorial))
-    assert "the sign-flip test disagrees with the t test on h2d (p = 0.008); one trial may" in said
+    assert "(sign-flip) disagrees with the t test on h2d (p = 0.008); the verdict stands" in said
 
 
 def test_one_block_has_effects_and_no_verdict() -> None:

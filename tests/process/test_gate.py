@@ -20,8 +20,7 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison, gate
 from overlap_bench.harness.analysis.result import Comparison, GateResult, GateVerdict, Judged
-from overlap_bench.harness.plan import checks
-from overlap_bench.harness.plan.design import Design, Gate, Ref
+from overlap_bench.harness.plan.design import Design, Gate, Ref, check_gated
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_design, make_gate
 from overlap_bench.harness.plan.variants import load_variants
@@ -148,7 +147,7 @@ def test_a_metric_without_values_is_named() -> None:
 )
 def test_what_cannot_be_gated_is_refused(names: tuple[str, ...], limit: float, reason: str) -> None:
     with pytest.raises(api.BadSetting) as caught:
-        checks.check(names, limit)
+        check_gated(names, limit)
     assert reason in str(caught.value)
 
 

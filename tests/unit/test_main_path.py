@@ -16,7 +16,8 @@ from typing import NamedTuple
 from tests.unit.test_layers import MODULES
 
 COMMAND = "harness.cli.measure"
-WORDS = ("harness.common.", "harness.stats.", "harness.workload.", "engines.")
+# Numbers from frames, and no I/O: `harness.metrics.` names a number, as `harness.stats.` names a test of it.
+WORDS = ("harness.common.", "harness.stats.", "harness.metrics.", "harness.workload.", "engines.")
 ENTERED = ("__init__", "__post_init__", "__enter__")  # as an object is made
 CALLED_AS_SOURCE = ("harness.studies.measure", "trials")  # what measures the trials, unless --ray is given
 Def = ast.FunctionDef | ast.ClassDef
@@ -151,5 +152,5 @@ def test_the_main_path_is_short() -> None:
     entered = [file for file, _ in groupby(read(command, set()))]
     files = [*dict.fromkeys(entered)]
     assert {"harness.run.session", "harness.analysis.comparison", "harness.report.sections"} <= {*files}
-    assert len(files) <= 23, entered
-    assert len(entered) - len(files) <= 14, entered
+    assert len(files) <= 15, entered
+    assert len(entered) - len(files) <= 10, entered

@@ -62,7 +62,7 @@ def test_warnings_that_apply_are_given() -> None:
 def test_k_is_shown_with_what_is_assumed_of_the_host() -> None:
     for name, assumed in (("llama3-8b-h100", True), ("my-card", False)):
         told = warnings(comparison.result(on_device(kind=f"emulated, paced: {name}*2.5"), blocks(1.0)))
-        assert "--pace says times 2.5 (this host's slowness against the profile's host" in told
+        assert "device times come from --pace, times 2.5 (how slow this host is against the profile's" in told
         assert ("which is assumed" in told) == assumed
 
 
@@ -89,9 +89,9 @@ def test_what_of_an_engine_is_not_its_own_stands_below_the_verdict() -> None:
     result = comparison.result(on_device(kind="paced: 10ms", replaced="the card"), blocks(1.0))
     (found,) = (each.warnings for each in result.comparisons)
     (told,) = (each for each in found if "stands in for" in each.text)
-    assert told.text.startswith("no card: in before and after, a clock stands in for the card; ")
+    assert told.text.startswith("no GPU: in before and after, a clock stands in for the card; ")
     assert told.leads
-    assert any(each.text.startswith("paced: 10ms: device times are what --pace says") for each in found)
+    assert any(each.text.startswith("paced: 10ms: device times come from --pace") for each in found)
 
 
 def test_a_paced_device_and_programs_that_did_not_keep_their_pace_are_told() -> None:
@@ -105,10 +105,10 @@ def test_a_paced_device_and_programs_that_did_not_keep_their_pace_are_told() -> 
             rounds["counter.paced_overruns"] = np.where(rounds["arm"] == "after", overruns, 0.0)
         return warnings(comparison.result(on_paced, measured))
 
-    assert "emulated, paced: 10ms: device times are what --pace says, host times are this" in told(10)
+    assert "emulated, paced: 10ms: device times come from --pace, host times from this" in told(10)
     assert "a CPU core plays" not in told(10)
     assert "pace not kept" not in told(10)
-    assert "pace not kept: 1.1% of the programs of after computed for longer than the pace" in told(11)
+    assert "pace not kept: 1.1% of what after launched took this machine longer" in told(11)
 
 
 @pytest.mark.parametrize(
@@ -199,11 +199,11 @@ def test_a_gpu_that_nothing_is_known_of_is_told() -> None:
     [
         (
             {"work_rows_lost": [0, 70_000], "steps_lost": [12, 0]},
-            "records lost: up to 12 steps and 70,000 rows of what the device did in a round",
+            "records lost: up to 12 steps and 70,000 records of device work in a round",
         ),
         (
             {"requests_counted_by_chunks": [12.0, np.nan]},  # a counter of one arm
-            "token count: the server gave no count for 72 requests, or too low a one",
+            "token count missing: for 72 requests the server gave no count",
         ),
         ({"replies_at_once": [3.0, np.nan]}, "not streamed: 18 of 24 replies came all at once"),
         (
@@ -212,11 +212,11 @@ def test_a_gpu_that_nothing_is_known_of_is_told() -> None:
         ),
         (
             {"tokens_not_streamed": [60.0, np.nan], "requests_not_all_streamed": [2.0, np.nan]},
-            "not streamed: in 12 requests the server counted 360 tokens (30 each) that it did not send",
+            "hidden tokens: in 12 requests the server counted 360 tokens (30 each) that it did not send",
         ),
         (
             {"requests_of_doubtful_count": [4.0, np.nan]},
-            "token count: in 24 requests the server counts more tokens",
+            "token count too high: in 24 requests the server counts more tokens",
         ),
         ({"requests_counted_by_usage": [4.0, 4.0], "replies_at_once": [2.0, 2.0]}, ""),  # here and there
     ],
@@ -238,8 +238,9 @@ def test_reads_that_are_late_by_a_good_part_of_a_gap_are_told_of() -> None:
         for one in each:
             requests = one.tables["requests"]
             requests["chunk_lag_ns"] = [np.full(5, lag)] * len(requests)
-    assert "late reads (client lag): in some trial, 1% of the chunks waited 3.00 ms or longer" in warnings(
-        comparison.result(manifest(), lagging)
+    assert (
+        "late reads (client lag): in some trial, 1% of the chunks lay unread for 3.00 ms or longer"
+        in warnings(comparison.result(manifest(), lagging))
     )
     assert "late reads" not in warnings(comparison.result(manifest(), punctual))
     squeezed = blocks(1.0)
@@ -250,7 +251,9 @@ def test_reads_that_are_late_by_a_good_part_of_a_gap_are_told_of() -> None:
             for number, each in zip(requests["request"], requests["chunk_ns"], strict=True)
         ]
     told = warnings(comparison.result(manifest(), squeezed))
-    assert re.search(r"late reads: the chunks of (\d+) of (\d+) requests came in less than half", told), told
+    assert re.search(
+        r"bunched chunks: in (\d+) of (\d+) requests the chunks arrived in less than half", told
+    ), told
     lagging[0].tables["rounds"]["counter.clock_moved_us"] = 2000
     assert "the machine's time of day was changed by 2 ms" in warnings(comparison.result(manifest(), lagging))
 
@@ -258,8 +261,11 @@ def test_reads_that_are_late_by_a_good_part_of_a_gap_are_told_of() -> None:
 @pytest.mark.parametrize(
     ("after_first", "said"),
     [
-        ([True, False] * 3, "position effect: running second changes an arm by +2.0%"),
-        ([True, False, False] * 2, "weakened by a position effect: running second changes an arm by +2.0%"),
+        ([True, False] * 3, "position effect: running second makes an arm's time differ by +2.0%"),
+        (
+            [True, False, False] * 2,
+            "weakened by a position effect: running second makes an arm's time differ by +2.0%",
+        ),
     ],
 )
 def test_a_position_effect_weakens_by_what_the_orders_leave_of_it(after_first: list[bool], said: str) -> None:
@@ -300,14 +306,14 @@ def test_drift_is_told() -> None:
         block(number, {"before": side(4 * 1.01**number), "after": side(3.6 * 1.01**number)})
         for number in range(6)
     ]
-    assert "drift: both arms drifted by +5.1%" in warnings(comparison.result(manifest(), moving))
+    assert "drift: the times of both arms changed by +5.1%" in warnings(comparison.result(manifest(), moving))
 
 
 @pytest.mark.parametrize(
     ("noise", "apart_s", "said"),
     [
         (0.01, 20, "min on this machine (7 to"),
-        (0.05, 600, "would, which is not feasible; look for what disturbs it"),
+        (0.05, 600, "would be needed, which is not feasible; look for what disturbs it"),
         (0.01, 0, "to show a change of 1%; a fresh run of"),  # nothing tells how long a block takes
     ],
 )

@@ -174,16 +174,16 @@ def test_a_damaged_floor_costs_a_line_and_not_the_run(tmp_path: Path, content: b
 def test_a_change_within_the_floor_is_told(tmp_path: Path) -> None:
     plan = aa()
     with_floor(result(1.0, plan, noise=0.2), plan, tmp_path)
-    assert "tpot_ms_p50 is called faster, but its change is smaller" in warnings(tmp_path, later())
+    assert "tpot_ms_p50 is called faster, but arms of equal code differ" in warnings(tmp_path, later())
 
 
 def test_outputs_that_nobody_judged_stand_beside_those_of_equal_arms(tmp_path: Path) -> None:
     kept(tmp_path, aa())
     (only,) = with_floor(result(0.9, digest="other"), later(), tmp_path).comparisons
-    said = "outputs differ in 72 of 72 requests, between equal arms here in 0 of 72 (bench aa); "
+    said = "outputs differ in 72 of 72 requests; arms of equal code differ here in 0 of 72 (bench aa)"
     assert said in "".join(warned(only))
     (same,) = with_floor(result(0.9), later(), tmp_path).comparisons
-    assert not any("equal arms" in line for line in warned(same))
+    assert not any("arms of equal code" in line for line in warned(same))
 
 
 def test_a_planted_or_single_block_aa_keeps_no_floor(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_unequal_machines_and_blocks_measured_once_more_are_told() -> None:
     )
     said = "\n".join(warned_of(plan, blocks))
     assert "unequal nodes: b is not like a: cores was 2, is 4; " in said
-    assert "failed, and measured once more in the order drawn for it: trial 3 (its node died); " in said
+    assert "failed and repeated: trial 3 (its node died); " in said
 
 
 def warned_of(plan: Manifest, blocks: list[Block]) -> list[str]:

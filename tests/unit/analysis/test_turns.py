@@ -121,7 +121,7 @@ def test_where_an_engine_records_no_steps_in_rounds_its_clients_can_contradict_t
 
 def test_a_change_of_another_size_in_rounds_is_told() -> None:
     (told,) = turns.of_size(DESIGN, blocks(-0.03, -0.03, -0.08), 0.05)
-    assert "in rounds, the step changed by −8" in told.text
+    assert "the whole workload), the step changed by −8" in told.text
     assert turns.of_size(DESIGN, blocks(-0.03, -0.03, -0.03), 0.05) == []
     noisy = blocks(-0.03, -0.03, -0.08, spread=0.1)
     assert turns.of_size(DESIGN, noisy, 0.05) == []

@@ -21,8 +21,7 @@ from overlap_bench.engines.transformers import SPEC as TRANSFORMERS
 from overlap_bench.engines.vllm import SPEC as VLLM
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan import settings
-from overlap_bench.harness.plan.checks import check_metrics
-from overlap_bench.harness.plan.design import Arm, Design, orders, round_seed
+from overlap_bench.harness.plan.design import Arm, Design, check_metrics, orders, round_seed
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_arm, make_design
 from overlap_bench.harness.plan.variants import Variant, load_variants

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from overlap_bench.harness.analysis.result import Comparison
-from overlap_bench.harness.report.request_times import request_times
+from overlap_bench.harness.report.tables import request_times
 from tests.support.made_blocks import manifest, result
 
 QUEUE, PREFILL, TTFT = "waiting for a place in a batch", "prefill, to the first token", "TTFT, from the send"

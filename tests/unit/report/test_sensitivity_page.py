@@ -111,6 +111,7 @@ def test_what_phases_changed_by_times_their_slopes_stands_beside_what_the_step_d
     assert 2 < found.foretold.us - found.foretold.low < 2.2
     assert found.measured.us == pytest.approx(-110)
     assert found.aside.us == pytest.approx(-100)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Foretold) == found  # explain --format json
     rows = {row[0]: row[1:] for row in foretold_table(found).rows}
     assert rows["metadata"] == ("−99.5", "[−100.1, −98.9]", "1.00", "−99.5")
     assert rows["a step, measured"][0] == "−110.0"

@@ -121,9 +121,9 @@ def test_the_change_of_the_step_is_told_by_its_parts() -> None:
     parts = tables.step_parts(only)
     assert parts is not None
     told = re.fullmatch(
-        r"In rounds: decode step −10\.\d% \[.*\], of which exposed host time −10\.\d% \[.*\] "
-        r"\(round_step_ms_host: device time held equal\) and device time \+0\.00% \[.*\] "
-        r"\(round_step_ms_device\)\.",
+        r"Of the decode step's −10\.\d% in rounds, host time that the device does not hide is −10\.\d% "
+        r"\[.*\] of a step \(round_step_ms_host: the step if only that had changed\), device time "
+        r"\+0\.00% \[.*\] \(round_step_ms_device\)\.",
         parts,
     )
     assert told, parts  # the device takes 1 ms of each step there, whatever the step
