@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -24,10 +24,9 @@ from overlap_bench.harness.trace.events import (
     Synchronizations,
     Times,
     Trace,
-    Work,
 )
 from overlap_bench.harness.trace.rows import Columns
-from overlap_bench.harness.trace.waits import synchronizing
+from overlap_bench.harness.trace.waits import recorded
 
 SAID_EVERY = 500_000  # events between two lines of progress
 # How those who merge traces tell whose an event is, in the name or in the id of its process.
@@ -76,32 +75,21 @@ def _trace(path: Path, tables: Tables) -> Trace:
     calls, work, ranges = found["calls"], found["work"], found["ranges"]
     if not len(work["start"]):
         raise BadFile(f"{path} has no GPU rows with times; {'; '.join(left_out.warnings())}")
-    launched = rows.launched(calls, work, tables.names.values, placed.devices)
-    left_out.untaken.update(rows.of_kinds(work["kind"][launched.untaken]))
-    timed = ~launched.untaken
-    work, call, process = rows.only(work, timed), launched.call[timed], launched.process[timed]
+    launched = rows.launched(calls, work, tables.names.values, placed.devices, left_out)
+    work, call, process = launched.columns, launched.work.call, launched.process
     phases = Ranges(
         ranges["start"], ranges["end"], ranges["name"], ranges["thread"], np.ones(len(ranges["start"]), bool)
     )
-    known = Calls(calls["start"], calls["end"], calls["thread"], calls["name"])
     waits = {**found["waits"], "process": _owners(found["waits"], work["device"], process)}
-    of_calls, unknown = _waits(known, calls, waits, tables.names)
+    of_calls, unknown = recorded(launched.calls, calls, waits, tables.names)
     launches, arrows = _arrows(work, placed.flows)
-    call[launches] = len(known.start) + np.arange(len(launches))
+    call[launches] = len(calls["start"]) + np.arange(len(launches))
     return Trace(
         file=str(path),
         format="Chrome trace" if work["ours"].any() else "Chrome trace of torch.profiler",
         ranges=phases,
-        calls=known.joined(_as_calls(arrows, phases)),
-        work=Work(
-            start=work["start"],
-            end=work["end"],
-            device=work["device"],
-            stream=_apart(work["thread"], process),
-            kind=work["kind"],
-            name=work["name"],
-            call=call,
-        ),
+        calls=launched.calls.joined(_as_calls(arrows, phases)),
+        work=replace(launched.work, stream=_apart(work["thread"], process), call=call),
         copies=rows.copies(work, tables.copies.taken()),
         synchronizations=_own_waits(ranges, phases, tables.names).joined(of_calls),
         names=tuple(tables.names.values),
@@ -267,23 +255,6 @@ def _own_waits(ranges: Columns, phases: Ranges, names: Coder) -> Synchronization
         thread=phases.thread[own],
         own=own,
     )
-
-
-def _waits(known: Calls, calls: Columns, waits: Columns, names: Coder) -> tuple[Synchronizations, list[str]]:
-    start = waits["start"]
-    if not len(start):
-        return synchronizing(known, names)
-    call = pairs.of_waits(rows.ids(calls), rows.ids(waits))
-    found = Synchronizations(
-        start=start,
-        end=waits["end"],
-        kind=waits["kind"],
-        blocks=waits["blocks"],
-        called=np.where(call == NONE, start, events.take(known.start, call, NONE)),
-        thread=events.take(known.thread, call, NONE),
-        own=np.full(len(start), NONE, np.int64),
-    )
-    return found, []
 
 
 def _arrows(work: Columns, flows: Columns) -> tuple[Times, Calls]:
