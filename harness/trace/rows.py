@@ -125,10 +125,11 @@ def launched(
     left_out.untaken.update(_of_kinds(work["kind"][untaken]))
     work = only(work, ~untaken)
     called = events.take(calls["process"], call, NONE)
-    of_work = ("start", "end", "device", "thread", "kind", "name")
     return Launched(
-        calls=Calls(*(calls[name] for name in ("start", "end", "thread", "name"))),
-        work=Work(*(work[name] for name in of_work), call),
+        calls=Calls(calls["start"], calls["end"], calls["thread"], calls["name"]),
+        work=Work(
+            work["start"], work["end"], work["device"], work["thread"], work["kind"], work["name"], call
+        ),
         columns=work,
         process=np.where(work["process"] == NONE, called, work["process"]),
         untold=frozenset(np.flatnonzero(untold).tolist()),
