@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +31,7 @@ BORDER = re.compile(rb"}\s*,\s*(?={)")  # between two events, and in the argumen
 # Where an event may begin, whether the one before it ends or not.
 NEXT = re.compile(rb"(?<=})\s*,\s*(?![\s\]])|,\s*(?={)")
 END = re.compile(rb"(?<=})[\s,]*\]")  # of all events, and of a list in the arguments of some
+CLOSED = re.compile(rb"\]\s*}?\Z")  # at the end of a file
 BLANK = b" \t\r\n"
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -70,13 +71,15 @@ class Ranked(msgspec.Struct):
     rank: int | str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
-    """The next events. `odd`: texts of what is no event. `cut`: the file ends before its last event does, or
-    before its list."""
+    """The next events. `odd`: texts of what is no event. `rest`: what may go on behind them. `closed`: the
+    list of events ended. `cut`: the file ends before its last event does, or before its list."""
 
     events: list[Event]
-    odd: tuple[bytes, ...] = ()
+    odd: list[bytes] = field(default_factory=list)
+    rest: bytes = b""
+    closed: bool = False
     cut: bool = False
 
 
@@ -103,20 +106,24 @@ def batches(path: Path) -> Iterator[Batch]:
             head, rest = rest[: found.end()], rest[found.end() :]
         border = _border(rest) if head else None
         if border is not None:
-            text, behind = rest[: border.start() + 1], rest[border.end() :]
-            try:
-                yield Batch(_ranked(EVENTS.decode(b"[%b]" % text), text))
-                rest = behind
-            except UNREADABLE:
-                found_here = _one_by_one(text)
-                yield Batch(_ranked(found_here.events, text), tuple(found_here.odd))
-                if found_here.closed:
-                    return
-                between = rest[border.start() + 1 : border.end()] if found_here.rest else b""
-                rest = found_here.rest + between + behind
+            batch = _next(rest[: border.start() + 1])
+            yield batch
+            if batch.closed:
+                return
+            behind = border.start() + 1 if batch.rest else border.end()
+            rest = batch.rest + rest[behind:]
         if len(rest) > LARGEST:
             raise BadFile(f"{path} is not a Chrome trace: {LARGEST >> 20} MiB of it without an event")
-    yield _last(head, rest, chunks.cut)
+    if not head:
+        yield Batch(DOCUMENT.decode(rest).trace_events)
+        return
+    last = _one_by_one(rest)
+    if CLOSED.search(last.rest):  # that is no event either
+        last.odd.append(last.rest)
+        last.closed = True
+    # A list may lack its bracket: whoever writes one as the program runs never learns where it ends.
+    last.cut = chunks.cut or not (last.closed or (head.lstrip()[:1] == b"[" and not last.rest))
+    yield last
 
 
 def _border(text: bytes) -> re.Match[bytes] | None:
@@ -128,53 +135,34 @@ def _border(text: bytes) -> re.Match[bytes] | None:
     return None
 
 
-def _last(head: bytes, rest: bytes, cut: bool) -> Batch:
-    listed = head.lstrip()[:1] == b"["
+def _next(text: bytes) -> Batch:
     try:
-        if listed:
-            return Batch(_ranked(EVENTS.decode(head + rest), rest), cut=cut)
-        return Batch(_ranked(DOCUMENT.decode(head + rest).trace_events, rest), cut=cut)
-    except UNREADABLE as error:
-        if not head:
-            raise
-        truncated = "truncated" in str(error)
-    found = _one_by_one(rest)
-    odd = [*found.odd, found.rest] if found.rest and not truncated else found.odd
-    # A list may lack its bracket: whoever writes one as the program runs never learns where it ends.
-    cut = cut or bool(found.rest and truncated) or not (found.closed or listed)
-    return Batch(_ranked(found.events, rest), tuple(odd), cut)
+        return Batch(_ranked(EVENTS.decode(b"[%b]" % text), text))
+    except UNREADABLE:
+        return _one_by_one(text)
 
 
-@dataclass(slots=True)
-class _Found:
-    """What a text holds that something is odd in. `rest`: what may go on behind it. `closed`: the list of
-    events ended."""
-
-    events: list[Event]
-    odd: list[bytes]
-    rest: bytes = b""
-    closed: bool = False
-
-
-def _one_by_one(text: bytes) -> _Found:
+def _one_by_one(text: bytes) -> Batch:
     """What begins like an event is one as soon as it can be read; what is before it and can't be is none."""
-    found = _Found([], [])
+    found = Batch([])
     begins, since = [0, *(each.end() for each in NEXT.finditer(text))], 0
     for begin, end in pairwise([*begins, len(text)]):
         alone = _event(text[begin:end])
         event = alone or (_event(text[since:end]) if since < begin else None)
         if event is None:
-            for last in END.finditer(text, since, end):
-                if event := _event(text[since : last.start()]):
-                    found.events.append(event)
-                    found.closed = True
-                    return found
-            continue
+            whole = (_event(text[since : last.start()]) for last in END.finditer(text, since, end))
+            event = next(filter(None, whole), None)
+            found.closed = event is not None
         if alone and since < begin:
             found.odd.append(text[since:begin])
-        found.events.append(event)
-        since = end
-    found.rest = text[since:].strip(BLANK + b",")
+        if event is not None:
+            found.events.append(event)
+            since = end
+        if found.closed:
+            break
+    else:
+        found.rest = text[since:].strip(BLANK + b",")
+    _ranked(found.events, text)
     return found
 
 
@@ -196,9 +184,9 @@ def readable(text: bytes, kind: type[T]) -> T | None:
     except UNREADABLE:
         return None
     known = {}
-    for field in msgspec.structs.fields(kind):  # type: ignore[arg-type]
+    for each in msgspec.structs.fields(kind):  # type: ignore[arg-type]
         with suppress(KeyError, msgspec.ValidationError):
-            known[field.name] = msgspec.json.decode(said[field.encode_name], type=field.type, strict=False)
+            known[each.name] = msgspec.json.decode(said[each.encode_name], type=each.type, strict=False)
     return kind(**known)
 
 

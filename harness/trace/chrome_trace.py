@@ -80,8 +80,7 @@ def _trace(path: Path, tables: Tables) -> Trace:
     phases = Ranges(
         ranges["start"], ranges["end"], ranges["name"], ranges["thread"], np.ones(len(ranges["start"]), bool)
     )
-    waits = {**found["waits"], "process": _owners(found["waits"], work["device"], process)}
-    of_calls, unknown = recorded(launched.calls, calls, waits, tables.names)
+    of_calls, unknown = recorded(launched.calls, calls, found["waits"], tables.names)
     launches, arrows = _arrows(work, placed.flows)
     call[launches] = len(calls["start"]) + np.arange(len(launches))
     return Trace(
@@ -89,7 +88,7 @@ def _trace(path: Path, tables: Tables) -> Trace:
         format="Chrome trace" if work["ours"].any() else "Chrome trace of torch.profiler",
         ranges=phases,
         calls=launched.calls.joined(_as_calls(arrows, phases)),
-        work=replace(launched.work, stream=_apart(work["thread"], process), call=call),
+        work=replace(launched.work, call=call),
         copies=rows.copies(work, tables.copies.taken()),
         synchronizations=_own_waits(ranges, phases, tables.names).joined(of_calls),
         names=tuple(tables.names.values),
@@ -221,25 +220,8 @@ def _shared(placed: _Placed, device: Codes, process: Codes) -> Iterator[str]:
             )
 
 
-def _apart(thread: Codes, process: Codes) -> Codes:
-    """Streams: those of two processes are two, though they have one number."""
-    told = process != NONE
-    used = np.unique(thread[told].astype(np.int64) << 32 | process[told]) >> 32
-    of_two = np.isin(thread, used[1:][used[1:] == used[:-1]])
-    keys = thread.astype(np.int64) << 32 | np.where(of_two, process + 1, 0)
-    streams: Codes = np.unique(keys, return_inverse=True)[1].astype(np.int32)
-    return streams
-
-
 # ---------------------------------------------------------------------------------------------------------
 # Waits and arrows
-
-
-def _owners(waits: Columns, device: Codes, process: Codes) -> Codes:
-    """The process of each wait: as the file says, else that of its device."""
-    of_device = rows.of_owner(device, waits["device"], process)
-    owner: Codes = np.where(waits["process"] == NONE, of_device, waits["process"]).astype(np.int32)
-    return owner
 
 
 def _own_waits(ranges: Columns, phases: Ranges, names: Coder) -> Synchronizations:

@@ -170,12 +170,3 @@ def _warnings(
 def counted(count: int, name: str) -> str:
     """A count with its noun."""
     return f"{count:,} {name if count == 1 else PLURALS.get(name, f'{name}s')}"
-
-
-def of_owner(group: Codes, wanted: Codes, process: Codes) -> Codes:
-    """For each wanted group the only process that its work is of; NONE where it is of several, or of none."""
-    told = process != NONE
-    used = np.unique(group[told].astype(np.int64) << 32 | process[told])
-    groups, firsts, counts = np.unique(used >> 32, return_index=True, return_counts=True)
-    only_one = np.where(counts == 1, used[firsts] & 0xFFFFFFFF, NONE)
-    return events.take(only_one, events.match(wanted.astype(np.int64), groups), NONE).astype(np.int32)
