@@ -100,7 +100,7 @@ class Tables:
         self.copies = Rows(direction=Code, memory=Code, bytes=Id)
         self.ranges = Rows(**times, track=Code, name=Code, waits=Flag)
         self.calls = Rows(**times, **joined, name=Code)
-        self.waits = Rows(**times, **joined, device=Code, kind=Code, blocks=Flag)
+        self.waits = Rows(**times, **joined, kind=Code, blocks=Flag)
         self._halves = Rows(at=Id, track=Code, event=Id)
         self._begun: list[Event] = []
         self._known: dict[str, str | None] = {**TABLES}
@@ -226,15 +226,13 @@ class Tables:
 
     def _add_waits(self, chosen: Sequence[Event]) -> None:
         kinds = [SYNCHRONIZATIONS.get(each.name or "", each.name or "unknown") for each in chosen]
-        args = [_args(each) for each in chosen]
         self.waits.add(
             len(chosen),
             **self._timed(chosen),
             track=self._tracks(chosen),
-            device=self._on_devices(chosen, args),
             kind=(self.names.code(each) for each in kinds),
             blocks=(each != events.STREAM_WAITS for each in kinds),
-            correlation=(each.correlation for each in args),
+            correlation=(_args(each).correlation for each in chosen),
         )
 
     # -----------------------------------------------------------------------------------------------------

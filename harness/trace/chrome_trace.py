@@ -149,23 +149,18 @@ def _placed(tables: Tables) -> _Placed:
         np.int32,
     )
     devices = Coder()
-    device = np.full(len(tables.devices.values), NONE, np.int32)
-    for name in ("work", "waits"):  # in this order: what only waits have is no device
-        for code in np.unique(found[name]["device"]).tolist():
-            pid, rank, own = tables.devices.values[code]
-            device[code] = devices.code(key(pid, own, rank))
-        if name == "work":
-            known = list(devices.values)
+    device = np.array(
+        [devices.code(key(pid, own, rank)) for pid, rank, own in tables.devices.values], np.int32
+    )
+    found["work"]["device"] = device[found["work"]["device"]]
     for name, each in found.items():
         of_track = each.pop("track")
         each["thread"] = thread[of_track]
         if name in ("work", "calls", "waits"):
             told = name == "calls" or whose is not None
             each["process"] = process[of_track] if told else np.full(len(of_track), NONE, np.int32)
-        if "device" in each:
-            each["device"] = device[each["device"]]
     flows = found.pop("flows")
-    return _Placed(found, flows, *_device_names(known, tables.processes))
+    return _Placed(found, flows, *_device_names(devices.values, tables.processes))
 
 
 def _device_names(

@@ -92,5 +92,5 @@ def _bounds(spans: Sequence[Span]) -> _Bounds:
 
 
 def _taken(times: Times, low: int, high: int) -> Times:
-    """Those between, without 0."""
+    """Times between these, without 0."""
     return times[(times >= low) & (times <= high) & ~near_zero(times)]
