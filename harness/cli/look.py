@@ -57,9 +57,6 @@ def profile(
         GraphTrace | None,
         option(PROFILE, "nsys: a row per CUDA graph, or per node of it, which slows it down (graph)."),
     ] = None,
-    print_command: Annotated[
-        bool, option(PROFILE, "Print the nsys command of each arm and end.", "--print-command")
-    ] = False,
     out: Out = RESULTS,
     all_tables: AllTables = False,
     format: Form = Format.TABLE,
@@ -77,9 +74,6 @@ def profile(
     profiling.check(steps)
     wanted = profiling.STEPS if steps is None else steps
     graph = (graph_trace or GraphTrace.GRAPH).value
-    if print_command:
-        sys.stdout.write(profiling.printed(profiling.Nsys(nsys or "nsys", graph), design, wanted, out))
-        return
     device = design.arms[0].options.device
     found = profiling.find_nsys(nsys, guess_device() if device == "auto" else device)
     if found is None and graph_trace is not None:

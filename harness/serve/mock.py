@@ -23,11 +23,11 @@ import select
 import signal
 import socket
 import sys
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
 from time import perf_counter_ns, time, time_ns
 from typing import Any
 
@@ -101,14 +101,8 @@ class Lateness:
         if not total:
             return found
         found["mean"] = round(self._sum_ns / total / 1e3, 1)
-        ranks = iter([(f"p{share}", share / 100 * total) for share in PERCENTILES])
-        name, rank = next(ranks)
-        seen = 0
-        for us, number in enumerate(self._counts):
-            seen += number
-            while seen >= rank:
-                found[name] = us
-                name, rank = next(ranks, ("", float("inf")))
+        seen = list(accumulate(self._counts))  # by each microsecond
+        found |= {f"p{share}": bisect_left(seen, share / 100 * total) for share in PERCENTILES}
         return found | {"max": round(self._worst_ns / 1e3, 1)}
 
 

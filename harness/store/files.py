@@ -4,7 +4,7 @@ A block's folder is written under another name and renamed when whole, so a run 
 finished block and no half of one. JSON and parquet only, nothing that runs code when it is read.
 
 What is left of a finished run may be less, to be small: its manifest says which tables of the blocks were
-left out, and values.parquet has what was made of each block from them (experiments/common/keep.py).
+left out, and values.parquet has what was made of each block from them.
 """
 
 from __future__ import annotations
@@ -125,8 +125,6 @@ def decoded(where: str, text: bytes, kind: type[Read]) -> Read:
         schema = msgspec.json.decode(text, type=_Versioned).schema_version
         if schema < 2:
             text = names.of_today(text.decode()).encode()
-        if schema < 1:
-            raise StoreError(f"{where} is damaged or was edited: there is no schema version {schema}")
         if schema > SCHEMA_VERSION:
             raise StoreError(
                 f"{where} has schema version {schema}, newer than {SCHEMA_VERSION}, the newest this program "

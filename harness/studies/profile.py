@@ -4,7 +4,6 @@ profile has a folder of its own kind, which nothing that reads runs mistakes for
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import signal
 import sys
@@ -211,12 +210,6 @@ def find_nsys(given: str | None, device: str) -> str | None:
             raise api.BadSetting(f"--nsys {given}: there is no such program")
         return found
     return shutil.which("nsys") if device == "cuda" else None
-
-
-def printed(nsys: Nsys, design: Design, steps: int, results: Path) -> str:
-    """The commands of all arms as a shell takes them, a line each."""
-    folder = (results / f"{PROFILE}-{design.name}").absolute()
-    return "".join(shlex.join(command) + "\n" for command in commands(nsys, design, steps, folder))
 
 
 def commands(nsys: Nsys, design: Design, steps: int, folder: Path) -> list[list[str]]:

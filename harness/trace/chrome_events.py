@@ -8,51 +8,45 @@ import gzip
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar, cast
+from typing import IO, TypeVar, cast
 
 import msgspec
 
 from overlap_bench.engines.api import BadFile
-from overlap_bench.harness.trace import chrome_repair
-from overlap_bench.harness.trace.chrome_repair import Place
+from overlap_bench.harness.trace.chrome_repair import repaired
 
 GZIP = b"\x1f\x8b"
 CHUNK = 4 << 20  # bytes of JSON that are read at a time
 LARGEST = 128 << 20  # bytes without an event that ends: no trace
 # Traces are packed to a tenth or a thirtieth. What gzip packs a thousand times is one byte over and over.
 PACKED_AT_MOST, NEVER_TOO_LARGE = 100, 64 << 20
-BORDER = re.compile(rb"}\s*,\s*{")  # between two events, and in the arguments of some
-BEGIN = re.compile(rb'"traceEvents"\s*:\s*\[')
-TRIES = 4  # borders that may be an argument's, at the end of a chunk
-LONG_US = (
-    1e12  # from here on, 12 days, a float of us does not hold ns: times since the epoch, or a long uptime
-)
-MARKS = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n"  # that may stand in front, or between the bytes of UTF-16
-ENCODINGS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-    b"{\0": "utf-16-le",
-    b"[\0": "utf-16-le",
-    b"\0{": "utf-16-be",
-    b"\0[": "utf-16-be",
-}
+LIST, OBJECT = re.compile(rb"\s*\["), re.compile(rb'"traceEvents"\s*:\s*\[')  # in front of the first event
+BORDER = re.compile(rb"}\s*,\s*(?={)")  # between two events, and in the arguments of some
+# Where an event may begin, whether the one before it ends or not.
+NEXT = re.compile(rb"(?<=})\s*,\s*(?![\s\]])|,\s*(?={)")
+END = re.compile(rb"(?<=})[\s,]*\]")  # of all events, and of a list in the arguments of some
+CLOSED = re.compile(rb"\]\s*}?\Z")  # at the end of a file
+BLANK = b" \t\r\n"
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-Number = TypeVar("Number")
+T = TypeVar("T")
 
 
-class Event(msgspec.Struct, Generic[Number], gc=False):
-    """One event. `args` stays text until somebody asks: for most, nobody does. `rank`: of a merged trace,
-    where it says so in the event or in its arguments."""
+class Event(msgspec.Struct, gc=False):
+    """One event. `ts`: no float, which would lose ns of a time since the epoch. `args` stays text until
+    somebody asks: for most, nobody does. `rank`: of a merged trace, where it says so in the event or in its
+    arguments."""
 
     ph: str = ""
     name: str | None = ""
     cat: str = ""
-    ts: Number = math.nan  # type: ignore[assignment]
+    ts: Decimal = Decimal("nan")
     dur: float = math.nan
     pid: int | str = 0
     tid: int | str = 0
@@ -65,10 +59,10 @@ class Event(msgspec.Struct, Generic[Number], gc=False):
         return (self.pid, self.tid, self.rank)
 
 
-class Document(msgspec.Struct, Generic[Number], rename="camel"):
+class Document(msgspec.Struct, rename="camel"):
     """The form that is an object."""
 
-    trace_events: list[Event[Number]]
+    trace_events: list[Event]
 
 
 class Ranked(msgspec.Struct):
@@ -77,213 +71,143 @@ class Ranked(msgspec.Struct):
     rank: int | str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
-    """The next events. `exact`: their `ts` are whole numbers and decimals, for floats would lose ns. `odd`:
-    texts of what is no event. `cut`: the file ends before its last event does, or before its list."""
+    """The next events. `odd`: texts of what is no event. `rest`: what may go on behind them. `closed`: the
+    list of events ended. `cut`: the file ends before its last event does, or before its list."""
 
-    events: list[Event[Any]]
-    exact: bool
-    odd: tuple[bytes, ...] = ()
+    events: list[Event]
+    odd: list[bytes] = field(default_factory=list)
+    rest: bytes = b""
+    closed: bool = False
     cut: bool = False
 
 
-class _Decoders:
-    def __init__(self, number: Any) -> None:
-        self.events = msgspec.json.Decoder(list[Event[number]], strict=False)
-        self.event = msgspec.json.Decoder(Event[number], strict=False)
-        self.document = msgspec.json.Decoder(Document[number], strict=False)
-
-
-FLOATS, EXACT = _Decoders(float), _Decoders(int | Decimal)
-ANYTHING = msgspec.json.Decoder(float_hook=Decimal)
+EVENT = msgspec.json.Decoder(Event, strict=False)
+EVENTS = msgspec.json.Decoder(list[Event], strict=False)
+DOCUMENT = msgspec.json.Decoder(Document, strict=False)
 RANKED = msgspec.json.Decoder(Ranked, strict=False)
+FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def begins(start: bytes) -> bool:
     """Whether a file that starts like this may be a Chrome trace."""
-    return start.startswith(GZIP) or start.lstrip(MARKS)[:1] in (b"{", b"[")
+    return start.startswith(GZIP) or start.removeprefix(codecs.BOM_UTF8).lstrip(BLANK)[:1] in (b"{", b"[")
 
 
 def batches(path: Path) -> Iterator[Batch]:
     """Every event, in the file's order. Raises BadFile where it can't be unpacked, and what msgspec raises
     where it is no JSON, or no trace."""
     head, rest = b"", b""  # up to the first event; what is read and not yet handed out
-    chunks, exact = _Chunks(path), False
+    chunks = _Chunks(path)
     for chunk in chunks:
         rest += chunk
-        if not head:
-            if rest.lstrip()[:1] == b"[":
-                head, _, rest = rest.partition(b"[")
-                head += b"["
-            elif found := BEGIN.search(rest):
-                head, rest = rest[: found.end()], rest[found.end() :]
-        split = _split(rest, exact) if head else None
-        if split is None and head and BORDER.search(rest):
-            split = _mended(rest, exact, last=False)
-        if split is not None:
-            batch, place = split
-            exact = batch.exact
+        if not head and (found := LIST.match(rest) or OBJECT.search(rest)):
+            head, rest = rest[: found.end()], rest[found.end() :]
+        border = _border(rest) if head else None
+        if border is not None:
+            batch = _next(rest[: border.start() + 1])
             yield batch
-            if place.closed:
+            if batch.closed:
                 return
-            rest = place.rest
+            behind = border.start() + 1 if batch.rest else border.end()
+            rest = batch.rest + rest[behind:]
         if len(rest) > LARGEST:
             raise BadFile(f"{path} is not a Chrome trace: {LARGEST >> 20} MiB of it without an event")
-    yield _last(head, rest, exact, chunks.cut)
-
-
-def _last(head: bytes, rest: bytes, exact: bool, cut: bool) -> Batch:
-    whole = head + rest
-    listed = whole.lstrip()[:1] == b"["
-    try:
-        if listed:
-            return _decoded(lambda of: of.events.decode(whole), exact, rest)
-        return _decoded(lambda of: of.document.decode(whole).trace_events, exact, rest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        if not head:
-            raise
-    batch, place = _mended(rest, exact, last=True)
+    if not head:
+        yield Batch(DOCUMENT.decode(rest).trace_events)
+        return
+    last = _one_by_one(rest)
+    if CLOSED.search(last.rest):  # that is no event either
+        last.odd.append(last.rest)
+        last.closed = True
     # A list may lack its bracket: whoever writes one as the program runs never learns where it ends.
-    cut = cut or bool(place.rest.strip()) or not (place.closed or listed)
-    return replace(batch, cut=cut)
+    last.cut = chunks.cut or not (last.closed or (head.lstrip()[:1] == b"[" and not last.rest))
+    yield last
 
 
-def _split(text: bytes, exact: bool) -> tuple[Batch, Place] | None:
-    """The events of `text`, which begins with one, up to the last border between two, and what is behind it;
-    None where none is found. A border within an event's arguments shows: what is before it is no list."""
-    borders = _borders(text)
-    for border in borders:
-        try:
-            return _decoded_list(text[: border.start() + 1], exact), _behind(text, border)
-        except msgspec.ValidationError:
-            return None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
-    for border in borders[:1]:
-        try:  # what is odd all over the file, as an inf in each event, is mended all at once
-            return _decoded_list(chrome_repair.repaired(text[: border.start() + 1]), exact), _behind(
-                text, border
-            )
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
+def _border(text: bytes) -> re.Match[bytes] | None:
+    """The last one."""
+    at = len(text)
+    while (at := text.rfind(b"}", 0, at)) >= 0:
+        if border := BORDER.match(text, at):
+            return border
     return None
 
 
-def _borders(text: bytes) -> list[re.Match[bytes]]:
-    """The last few, from the end on."""
-    at = len(text)
-    found: list[re.Match[bytes]] = []
-    while len(found) < TRIES and (at := text.rfind(b"}", 0, at)) >= 0:
-        border = BORDER.match(text, at)
-        if border is not None:
-            found.append(border)
+def _next(text: bytes) -> Batch:
+    try:
+        return Batch(_ranked(EVENTS.decode(b"[%b]" % text), text))
+    except UNREADABLE:
+        return _one_by_one(text)
+
+
+def _one_by_one(text: bytes) -> Batch:
+    """What begins like an event is one as soon as it can be read; what is before it and can't be is none."""
+    found = Batch([])
+    begins, since = [0, *(each.end() for each in NEXT.finditer(text))], 0
+    for begin, end in pairwise([*begins, len(text)]):
+        alone = _event(text[begin:end])
+        event = alone or (_event(text[since:end]) if since < begin else None)
+        if event is None:
+            whole = (_event(text[since : last.start()]) for last in END.finditer(text, since, end))
+            event = next(filter(None, whole), None)
+            found.closed = event is not None
+        if alone and since < begin:
+            found.odd.append(text[since:begin])
+        if event is not None:
+            found.events.append(event)
+            since = end
+        if found.closed:
+            break
+    else:
+        found.rest = text[since:].strip(BLANK + b",")
+    _ranked(found.events, text)
     return found
 
 
-def _behind(text: bytes, border: re.Match[bytes]) -> Place:
-    return Place(text[border.end() - 1 :], closed=False)
-
-
-def _decoded_list(events: bytes, exact: bool) -> Batch:
-    return _decoded(lambda of: of.events.decode(b"[%b]" % events), exact, events)
-
-
-def _decoded(decode: Callable[[_Decoders], list[Event[Any]]], exact: bool, text: bytes) -> Batch:
-    """The events of a text, exact where they were so before, or one is late enough."""
-    events = decode(EXACT if exact else FLOATS)
-    if not exact and any(each.ts >= LONG_US for each in events):
-        exact, events = True, decode(EXACT)
-    return Batch(_ranked(events, text), exact)
-
-
-def _mended(text: bytes, exact: bool, last: bool) -> tuple[Batch, Place]:
-    """The events one by one, for something in the text is odd."""
-    events: list[Event[Any]] = []
-    odd: list[bytes] = []
-    for item in chrome_repair.items(text, last, lambda each: _event(each, exact)):
-        if isinstance(item, Place):
-            if not exact and any(each.ts >= LONG_US for each in events):
-                return _mended(text, True, last)
-            return Batch(_ranked(events, text), exact, tuple(odd)), item
-        if item.value is None:
-            odd.append(item.text[:200])
-        else:
-            events.append(item.value)
-    raise AssertionError("the last item is a place")
-
-
-def _event(text: bytes, exact: bool) -> Event[Any] | None:
-    """One event; of a field that is not what it should be, what can be made of it."""
+def _event(text: bytes) -> Event | None:
+    """The one event that a text is, as far as it can be read."""
+    text = text.strip(BLANK + b",")
     try:
-        return (EXACT if exact else FLOATS).event.decode(text)
-    except msgspec.ValidationError:
-        found = ANYTHING.decode(text)
-    if not isinstance(found, dict):
+        event: Event | None = EVENT.decode(text)
+    except UNREADABLE:
+        event = readable(text, Event)
+    return event if event and event.ph else None
+
+
+def readable(text: bytes, kind: type[T]) -> T | None:
+    """An object of JSON, or of what is not quite JSON; of a field that is not what it should be, its default.
+    None where it is none."""
+    try:
+        said = FIELDS.decode(repaired(text))
+    except UNREADABLE:
         return None
-
-    def said(name: str) -> str:
-        return found[name] if isinstance(found.get(name), str) else ""
-
-    def number(name: str) -> Decimal:
-        value = found.get(name)
-        try:
-            return Decimal(value) if isinstance(value, str | int | Decimal) else Decimal("nan")
-        except InvalidOperation:
-            return Decimal("nan")
-
-    def known(name: str) -> int | str:
-        value = found.get(name, 0)
-        return value if isinstance(value, int | str) else str(value)
-
-    args = found.get("args")
-    return Event(
-        ph=said("ph"),
-        name=str(found.get("name", "")),
-        cat=said("cat"),
-        ts=number("ts") if exact else float(number("ts")),
-        dur=float(number("dur")),
-        pid=known("pid"),
-        tid=known("tid"),
-        id=known("id"),
-        rank=known("rank") if "rank" in found else None,
-        args=msgspec.Raw(msgspec.json.encode(args)) if isinstance(args, dict) else msgspec.Raw(b"{}"),
-    )
+    known = {}
+    for each in msgspec.structs.fields(kind):  # type: ignore[arg-type]
+        with suppress(KeyError, msgspec.ValidationError):
+            known[each.name] = msgspec.json.decode(said[each.encode_name], type=each.type, strict=False)
+    return kind(**known)
 
 
-def _ranked(events: list[Event[Any]], text: bytes) -> list[Event[Any]]:
+def _ranked(events: list[Event], text: bytes) -> list[Event]:
     """The events, each with the rank that its arguments give."""
     if b'"rank"' in text:
         for each in events:
             if each.rank is None:
-                try:
+                with suppress(msgspec.DecodeError, UnicodeDecodeError):
                     each.rank = RANKED.decode(each.args).rank
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    continue
     return events
 
 
 class _Chunks:
-    """The text of a file, unpacked, as UTF-8. `cut`: what was packed ended too early."""
+    """The text of a file, unpacked. `cut`: what was packed ended too early."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.cut = False
 
     def __iter__(self) -> Iterator[bytes]:
-        decoder: codecs.IncrementalDecoder | None = None
-        first = True
-        for chunk in self._unpacked():
-            if first:
-                first = False
-                encoding = next((name for mark, name in ENCODINGS.items() if chunk.startswith(mark)), None)
-                if encoding == "utf-8-sig":
-                    chunk = chunk.removeprefix(codecs.BOM_UTF8)
-                elif encoding:
-                    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-            yield decoder.decode(chunk).encode() if decoder else chunk
-
-    def _unpacked(self) -> Iterator[bytes]:
         with self._path.open("rb") as raw:
             packed = raw.read(len(GZIP)) == GZIP
             raw.seek(0)
@@ -291,13 +215,13 @@ class _Chunks:
             most = max(NEVER_TOO_LARGE, PACKED_AT_MOST * self._path.stat().st_size)
             total = 0
             while chunk := self._packed(file) if packed else file.read(CHUNK):
+                yield chunk if total else chunk.removeprefix(codecs.BOM_UTF8)
                 total += len(chunk)
                 if packed and total > most:
                     raise BadFile(
                         f"{self._path} unpacks to more than {PACKED_AT_MOST} times its size, as no trace "
                         "does; if it is one, unpack it yourself"
                     )
-                yield chunk
 
     def _packed(self, file: IO[bytes]) -> bytes:
         """A chunk; at the end of a file that is cut short, what there is of it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -11,11 +11,11 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from overlap_bench.harness.trace import chrome_repair, events
-from overlap_bench.harness.trace.chrome_events import ANYTHING, Batch, Event
+from overlap_bench.harness.trace import events
+from overlap_bench.harness.trace.chrome_events import UNREADABLE, Batch, Event, readable
 from overlap_bench.harness.trace.events import NONE, Coder, Times
 from overlap_bench.harness.trace.rows import Columns
-from overlap_bench.harness.trace.times import DAY, FARTHEST, UNTAKEN
+from overlap_bench.harness.trace.times import FARTHEST, UNTAKEN
 
 WORK = {
     "kernel": events.KERNEL,
@@ -33,8 +33,7 @@ DIRECTIONS = {"h2d": "HtoD", "d2h": "DtoH"}
 SYNCHRONIZATIONS = {"Event Sync": events.EVENT, "Stream Wait Event": events.STREAM_WAITS,
                     "Stream Sync": events.STREAM, "Context Sync": events.CONTEXT}  # fmt: skip
 SHOWN = 80  # bytes of an odd event
-LONGEST_US = FARTHEST / 1000
-LARGEST = Decimal(10) ** 24  # us: what is larger has no time of a clock in it
+LONGEST_US = FARTHEST // 1000
 
 Whole = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
@@ -46,6 +45,16 @@ class Args(msgspec.Struct, gc=False):
     device: int | str | None = None
     bytes: Whole = NONE
     memory: str = "unknown"
+
+
+class Called(msgspec.Struct):
+    """What the file calls a process."""
+
+    name: str = ""
+    labels: str = ""
+
+
+ARGS = msgspec.json.Decoder(Args, strict=False)
 
 
 class Rows:
@@ -82,7 +91,6 @@ class Tables:
         self.first_odd = ""
         self.cut = False
         self.processes: dict[int | str, set[str]] = {}  # what the file calls each
-        self._base: int | None = None  # us from which times count that 64 bits do not hold as ns
         # Tracks are (pid, tid, rank), devices (pid, rank, device).
         self.names, self.tracks, self.devices = Coder(), Coder(), Coder()
         times = {"start": Id, "end": Id}
@@ -92,9 +100,9 @@ class Tables:
         self.copies = Rows(direction=Code, memory=Code, bytes=Id)
         self.ranges = Rows(**times, track=Code, name=Code, waits=Flag)
         self.calls = Rows(**times, **joined, name=Code)
-        self.waits = Rows(**times, **joined, device=Code, kind=Code, blocks=Flag)
+        self.waits = Rows(**times, **joined, kind=Code, blocks=Flag)
         self._halves = Rows(at=Id, track=Code, event=Id)
-        self._begun: list[Event[Any]] = []
+        self._begun: list[Event] = []
         self._known: dict[str, str | None] = {**TABLES}
 
     def add(self, batch: Batch) -> None:
@@ -103,12 +111,8 @@ class Tables:
         if batch.odd and not self.first_odd:
             self.first_odd = " ".join(batch.odd[0][:SHOWN].decode("utf-8", "backslashreplace").split())
         self.cut |= batch.cut
-        chosen: dict[str, list[Event[Any]]] = {
-            name: [] for name in ("work", "ranges", "calls", "waits", FLOWS)
-        }
-        halves: list[Event[Any]] = []
-        if batch.exact and self._base is None:
-            self._base = _base(batch.events)
+        chosen: dict[str, list[Event]] = {name: [] for name in ("work", "ranges", "calls", "waits", FLOWS)}
+        halves: list[Event] = []
         known = self._known
         for each in batch.events:
             if each.ph == "X":
@@ -123,14 +127,14 @@ class Tables:
             elif each.ph == "M" and each.name in ("process_name", "process_labels"):
                 self._name_process(each)
         self.seen += len(batch.events)
-        self._add_halves(halves, batch.exact)
-        self._add_flows(chosen[FLOWS], batch.exact)
-        self._add_work(chosen["work"], batch.exact)
-        self._add_ranges(chosen["ranges"], batch.exact)
-        self._add_calls(chosen["calls"], batch.exact)
-        self._add_waits(chosen["waits"], batch.exact)
+        self._add_halves(halves)
+        self._add_flows(chosen[FLOWS])
+        self._add_work(chosen["work"])
+        self._add_ranges(chosen["ranges"])
+        self._add_calls(chosen["calls"])
+        self._add_waits(chosen["waits"])
 
-    def _table(self, event: Event[Any]) -> str | None:
+    def _table(self, event: Event) -> str | None:
         """Where an event of this category belongs; one that has an earlier name gets today's."""
         name = event.cat.lower()
         name = EARLIER.get(name, name)
@@ -141,73 +145,55 @@ class Tables:
         self._known[event.cat] = found
         return found
 
-    def _name_process(self, event: Event[Any]) -> None:
-        try:
-            said = ANYTHING.decode(event.args)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return
-        if isinstance(said, dict):
-            self.processes.setdefault(event.pid, set()).update(
-                str(said[key]) for key in ("name", "labels") if key in said
-            )
+    def _name_process(self, event: Event) -> None:
+        if said := readable(bytes(event.args), Called):
+            self.processes.setdefault(event.pid, set()).update(filter(None, (said.name, said.labels)))
 
     # -----------------------------------------------------------------------------------------------------
     # Events into rows
 
-    def _placed(self, chosen: Sequence[Event[Any]], exact: bool) -> dict[str, Iterable[Any]]:
+    def _placed(self, chosen: Sequence[Event]) -> dict[str, Iterable[Any]]:
         """Times, track and name."""
-        return {**self._timed(chosen, exact), "track": self._tracks(chosen), "name": self._named(chosen)}
+        return {**self._timed(chosen), "track": self._tracks(chosen), "name": self._named(chosen)}
 
-    def _ns(self, chosen: Sequence[Event[Any]], exact: bool) -> Times:
+    def _ns(self, chosen: Sequence[Event]) -> Times:
         """When each begins; UNTAKEN for what is no number, or too large for one."""
-        if not exact:
-            return _rounded(np.fromiter((each.ts for each in chosen), np.float64, len(chosen)), FARTHEST)
-        base = self._base or 0
-        try:
-            ns = np.fromiter((round((each.ts - base) * 1000) for each in chosen), np.int64, len(chosen))
-        except (ArithmeticError, TypeError, ValueError):  # one of them is none, or too large
-            return np.array([_exact(each.ts, base) for each in chosen], np.int64)
-        return np.where(np.abs(ns) <= FARTHEST, ns, UNTAKEN)
+        return np.fromiter((_ns(each.ts) for each in chosen), np.int64, len(chosen))
 
-    def _timed(self, chosen: Sequence[Event[Any]], exact: bool) -> dict[str, Iterable[Any]]:
+    def _timed(self, chosen: Sequence[Event]) -> dict[str, Iterable[Any]]:
         """Starts and ends. What lasts for longer than time is counted ends behind all time."""
         lasts = np.fromiter((each.dur for each in chosen), np.float64, len(chosen))
         lasts = np.clip(lasts, -LONGEST_US, LONGEST_US)
-        if exact:
-            start = self._ns(chosen, exact)
-            ns = np.rint(np.nan_to_num(lasts) * 1e3).astype(np.int64)
-            end = np.where(np.isnan(lasts), UNTAKEN, start + ns)
-        else:
-            us = np.fromiter((each.ts for each in chosen), np.float64, len(chosen))
-            start, end = _rounded(us, FARTHEST), _rounded(us + lasts, 2 * FARTHEST)
-        return {"start": start, "end": np.where(start == UNTAKEN, UNTAKEN, end)}
+        start, ns = self._ns(chosen), np.rint(np.nan_to_num(lasts) * 1e3).astype(np.int64)
+        missing = np.isnan(lasts) | (start == UNTAKEN)
+        return {"start": start, "end": np.where(missing, UNTAKEN, start + ns)}
 
-    def _named(self, chosen: Sequence[Event[Any]]) -> Iterable[int]:
+    def _named(self, chosen: Sequence[Event]) -> Iterable[int]:
         return (self.names.code(each.name or "") for each in chosen)
 
-    def _tracks(self, chosen: Sequence[Event[Any]]) -> Iterable[int]:
+    def _tracks(self, chosen: Sequence[Event]) -> Iterable[int]:
         return (self.tracks.code(each.track) for each in chosen)
 
-    def _on_devices(self, chosen: Sequence[Event[Any]], args: Sequence[Args]) -> Iterable[int]:
+    def _on_devices(self, chosen: Sequence[Event], args: Sequence[Args]) -> Iterable[int]:
         for each, own in zip(chosen, args, strict=True):
             yield self.devices.code((each.pid, each.rank, each.pid if own.device is None else own.device))
 
-    def _add_flows(self, chosen: Sequence[Event[Any]], exact: bool) -> None:
+    def _add_flows(self, chosen: Sequence[Event]) -> None:
         self.flows.add(
             len(chosen),
-            start=self._ns(chosen, exact),
+            start=self._ns(chosen),
             track=self._tracks(chosen),
             name=self._named(chosen),
             key=(hash((each.cat, each.name, each.id)) for each in chosen),
             starts=(each.ph == "s" for each in chosen),
         )
 
-    def _add_work(self, chosen: Sequence[Event[Any]], exact: bool) -> None:
+    def _add_work(self, chosen: Sequence[Event]) -> None:
         args = [_args(each) for each in chosen]
         directions = [_direction(each) for each in chosen]
         self.work.add(
             len(chosen),
-            **self._placed(chosen, exact),
+            **self._placed(chosen),
             kind=(
                 events.COPY if found else WORK[each.cat]
                 for each, found in zip(chosen, directions, strict=True)
@@ -230,37 +216,35 @@ class Tables:
             bytes=(own.bytes for _, own, _ in copies),
         )
 
-    def _add_ranges(self, chosen: Sequence[Event[Any]], exact: bool) -> None:
+    def _add_ranges(self, chosen: Sequence[Event]) -> None:
         waits = (each.cat == "phase" and (each.name or "").startswith(WAIT) for each in chosen)
-        self.ranges.add(len(chosen), **self._placed(chosen, exact), waits=waits)
+        self.ranges.add(len(chosen), **self._placed(chosen), waits=waits)
 
-    def _add_calls(self, chosen: Sequence[Event[Any]], exact: bool) -> None:
+    def _add_calls(self, chosen: Sequence[Event]) -> None:
         correlations = (_args(each).correlation for each in chosen)
-        self.calls.add(len(chosen), **self._placed(chosen, exact), correlation=correlations)
+        self.calls.add(len(chosen), **self._placed(chosen), correlation=correlations)
 
-    def _add_waits(self, chosen: Sequence[Event[Any]], exact: bool) -> None:
+    def _add_waits(self, chosen: Sequence[Event]) -> None:
         kinds = [SYNCHRONIZATIONS.get(each.name or "", each.name or "unknown") for each in chosen]
-        args = [_args(each) for each in chosen]
         self.waits.add(
             len(chosen),
-            **self._timed(chosen, exact),
+            **self._timed(chosen),
             track=self._tracks(chosen),
-            device=self._on_devices(chosen, args),
             kind=(self.names.code(each) for each in kinds),
             blocks=(each != events.STREAM_WAITS for each in kinds),
-            correlation=(each.correlation for each in args),
+            correlation=(_args(each).correlation for each in chosen),
         )
 
     # -----------------------------------------------------------------------------------------------------
     # Events in two halves
 
-    def _add_halves(self, chosen: Sequence[Event[Any]], exact: bool) -> None:
+    def _add_halves(self, chosen: Sequence[Event]) -> None:
         """Keep what begins; where it ends shows once all of the file is read."""
         wanted = [each.ph == "B" and (self._known.get(each.cat) or self._table(each)) for each in chosen]
         numbers = iter(range(len(self._begun), len(self._begun) + len(chosen)))
         self._halves.add(
             len(chosen),
-            at=self._ns(chosen, exact),
+            at=self._ns(chosen),
             track=self._tracks(chosen),
             event=[
                 ENDS if each.ph == "E" else next(numbers) if kept else NONE
@@ -290,75 +274,24 @@ class Tables:
             msgspec.structs.replace(each, ph="X", dur=(end - since) / 1e3 if end != UNTAKEN else np.nan)
             for each, (since, end) in zip(self._begun, ends.values(), strict=False)
         ]
-        for exact in (True, False):
-            self.add(Batch([each for each in whole if isinstance(each.ts, float) is not exact], exact))
+        self.add(Batch(whole))
 
 
 ENDS = -2  # in place of the number of an event that begins
 
 
-def _base(events: Sequence[Event[Any]]) -> int:
-    """A number to count from where most times are too large: one so far below them that 0 stays far away."""
-    known = sorted(int(each.ts) for each in events if each.ph == "X" and _finite(each.ts))
-    middle = known[len(known) // 2] if known else 0
-    return middle - 30 * DAY // 1000 if abs(middle) > FARTHEST // 1000 else 0
+def _ns(us: Decimal) -> int:
+    return round(us * 1000) if us.is_finite() and abs(us) <= LONGEST_US else UNTAKEN
 
 
-def _finite(us: int | float | Decimal) -> bool:
-    return isinstance(us, int) or (isinstance(us, Decimal) and us.is_finite() and abs(us) < LARGEST)
-
-
-def _exact(us: int | float | Decimal, base: int) -> int:
-    if not _finite(us):
-        return UNTAKEN
-    ns = round((us - base) * 1000)
-    return ns if abs(ns) <= FARTHEST else UNTAKEN
-
-
-def _rounded(us: NDArray[np.float64], most: int) -> Times:
-    ns = us * 1e3
-    taken = np.abs(ns) <= most
-    return np.where(taken, np.rint(np.where(taken, ns, 0)), UNTAKEN).astype(np.int64)
-
-
-def _args(event: Event[Any]) -> Args:
+def _args(event: Event) -> Args:
     try:
-        return read_args(event.args)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    try:
-        found = ANYTHING.decode(chrome_repair.repaired(bytes(event.args)))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Args()
-    if not isinstance(found, dict):
-        return Args()
-    of_each = {}
-    for name, read in READ_ARG.items():
-        try:
-            of_each[name] = read(found[name])
-        except (KeyError, msgspec.ValidationError):
-            continue
-    return Args(**of_each)
+        return ARGS.decode(event.args)
+    except UNREADABLE:
+        return readable(bytes(event.args), Args) or Args()
 
 
-read_args = msgspec.json.Decoder(Args, strict=False).decode
-
-
-def _as(kind: Any) -> Callable[[object], Any]:
-    return lambda value: msgspec.convert(
-        float(value) if isinstance(value, Decimal) else value, kind, strict=False
-    )
-
-
-READ_ARG = {
-    "correlation": _as(Whole),
-    "device": _as(int | str | None),
-    "bytes": _as(Whole),
-    "memory": _as(str),
-}
-
-
-def _direction(event: Event[Any]) -> str:
+def _direction(event: Event) -> str:
     """The direction of a copy, such as "HtoD"; nothing for other work. torch.profiler says it in a name like
     "Memcpy HtoD (Pageable -> Device)"."""
     name = event.name or ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -24,10 +24,9 @@ from overlap_bench.harness.trace.events import (
     Synchronizations,
     Times,
     Trace,
-    Work,
 )
 from overlap_bench.harness.trace.rows import Columns
-from overlap_bench.harness.trace.waits import synchronizing
+from overlap_bench.harness.trace.waits import recorded
 
 SAID_EVERY = 500_000  # events between two lines of progress
 # How those who merge traces tell whose an event is, in the name or in the id of its process.
@@ -50,7 +49,7 @@ def read(path: Path, progress: Progress) -> Trace:
         tables.close()
     except msgspec.ValidationError as error:
         raise BadFile(f"{path} is JSON, but not a Chrome trace: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except chrome_events.UNREADABLE as error:
         what = "is cut short" if "truncated" in str(error) else "is not JSON"
         raise BadFile(f"{path} {what}: {error}") from None
     if not tables.work.count:
@@ -76,32 +75,20 @@ def _trace(path: Path, tables: Tables) -> Trace:
     calls, work, ranges = found["calls"], found["work"], found["ranges"]
     if not len(work["start"]):
         raise BadFile(f"{path} has no GPU rows with times; {'; '.join(left_out.warnings())}")
-    launched = rows.launched(calls, work, tables.names.values, placed.devices)
-    left_out.untaken.update(rows.of_kinds(work["kind"][launched.untaken]))
-    timed = ~launched.untaken
-    work, call, process = rows.only(work, timed), launched.call[timed], launched.process[timed]
+    launched = rows.launched(calls, work, tables.names.values, placed.devices, left_out)
+    work, call, process = launched.columns, launched.work.call, launched.process
     phases = Ranges(
         ranges["start"], ranges["end"], ranges["name"], ranges["thread"], np.ones(len(ranges["start"]), bool)
     )
-    known = Calls(calls["start"], calls["end"], calls["thread"], calls["name"])
-    waits = {**found["waits"], "process": _owners(found["waits"], work["device"], process)}
-    of_calls, unknown = _waits(known, calls, waits, tables.names)
+    of_calls, unknown = recorded(launched.calls, calls, found["waits"], tables.names)
     launches, arrows = _arrows(work, placed.flows)
-    call[launches] = len(known.start) + np.arange(len(launches))
+    call[launches] = len(calls["start"]) + np.arange(len(launches))
     return Trace(
         file=str(path),
         format="Chrome trace" if work["ours"].any() else "Chrome trace of torch.profiler",
         ranges=phases,
-        calls=known.joined(_as_calls(arrows, phases)),
-        work=Work(
-            start=work["start"],
-            end=work["end"],
-            device=work["device"],
-            stream=_apart(work["thread"], process),
-            kind=work["kind"],
-            name=work["name"],
-            call=call,
-        ),
+        calls=launched.calls.joined(_as_calls(arrows, phases)),
+        work=replace(launched.work, call=call),
         copies=rows.copies(work, tables.copies.taken()),
         synchronizations=_own_waits(ranges, phases, tables.names).joined(of_calls),
         names=tuple(tables.names.values),
@@ -162,23 +149,18 @@ def _placed(tables: Tables) -> _Placed:
         np.int32,
     )
     devices = Coder()
-    device = np.full(len(tables.devices.values), NONE, np.int32)
-    for name in ("work", "waits"):  # in this order: what only waits have is no device
-        for code in np.unique(found[name]["device"]).tolist():
-            pid, rank, own = tables.devices.values[code]
-            device[code] = devices.code(key(pid, own, rank))
-        if name == "work":
-            known = list(devices.values)
+    device = np.array(
+        [devices.code(key(pid, own, rank)) for pid, rank, own in tables.devices.values], np.int32
+    )
+    found["work"]["device"] = device[found["work"]["device"]]
     for name, each in found.items():
         of_track = each.pop("track")
         each["thread"] = thread[of_track]
         if name in ("work", "calls", "waits"):
             told = name == "calls" or whose is not None
             each["process"] = process[of_track] if told else np.full(len(of_track), NONE, np.int32)
-        if "device" in each:
-            each["device"] = device[each["device"]]
     flows = found.pop("flows")
-    return _Placed(found, flows, *_device_names(known, tables.processes))
+    return _Placed(found, flows, *_device_names(devices.values, tables.processes))
 
 
 def _device_names(
@@ -233,25 +215,8 @@ def _shared(placed: _Placed, device: Codes, process: Codes) -> Iterator[str]:
             )
 
 
-def _apart(thread: Codes, process: Codes) -> Codes:
-    """Streams: those of two processes are two, though they have one number."""
-    told = process != NONE
-    used = np.unique(thread[told].astype(np.int64) << 32 | process[told]) >> 32
-    of_two = np.isin(thread, used[1:][used[1:] == used[:-1]])
-    keys = thread.astype(np.int64) << 32 | np.where(of_two, process + 1, 0)
-    streams: Codes = np.unique(keys, return_inverse=True)[1].astype(np.int32)
-    return streams
-
-
 # ---------------------------------------------------------------------------------------------------------
 # Waits and arrows
-
-
-def _owners(waits: Columns, device: Codes, process: Codes) -> Codes:
-    """The process of each wait: as the file says, else that of its device."""
-    of_device = rows.of_owner(device, waits["device"], process)
-    owner: Codes = np.where(waits["process"] == NONE, of_device, waits["process"]).astype(np.int32)
-    return owner
 
 
 def _own_waits(ranges: Columns, phases: Ranges, names: Coder) -> Synchronizations:
@@ -267,23 +232,6 @@ def _own_waits(ranges: Columns, phases: Ranges, names: Coder) -> Synchronization
         thread=phases.thread[own],
         own=own,
     )
-
-
-def _waits(known: Calls, calls: Columns, waits: Columns, names: Coder) -> tuple[Synchronizations, list[str]]:
-    start = waits["start"]
-    if not len(start):
-        return synchronizing(known, names)
-    call = pairs.of_waits(rows.ids(calls), rows.ids(waits))
-    found = Synchronizations(
-        start=start,
-        end=waits["end"],
-        kind=waits["kind"],
-        blocks=waits["blocks"],
-        called=np.where(call == NONE, start, events.take(known.start, call, NONE)),
-        thread=events.take(known.thread, call, NONE),
-        own=np.full(len(start), NONE, np.int64),
-    )
-    return found, []
 
 
 def _arrows(work: Columns, flows: Columns) -> tuple[Times, Calls]:

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_bench.engines.api import BadFile
-from overlap_bench.harness.trace import events, pairs, rows
-from overlap_bench.harness.trace.events import NONE, Calls, Coder, Ranges, Synchronizations, Trace, Work
+from overlap_bench.harness.trace import events, rows
+from overlap_bench.harness.trace.events import NONE, Coder, Ranges, Trace
 from overlap_bench.harness.trace.nsys_tables import Tables
 from overlap_bench.harness.trace.rows import Columns
-from overlap_bench.harness.trace.waits import synchronizing
+from overlap_bench.harness.trace.waits import recorded
 
 META_DATA = ("META_DATA_EXPORT", "EXPORT_META_DATA")  # the second until 2022
 MAGIC = b"SQLite format 3\0"
@@ -99,13 +99,9 @@ class _Export:
         devices = tuple(self.devices.values)
         for each in (work, waits):
             self._own(each, calls)
-        launched = rows.launched(calls, work, self.tables.names.values, devices)
-        left_out.untaken.update(rows.of_kinds(work["kind"][launched.untaken]))
-        call = launched.call
-        if launched.untaken.any():
-            work, call = rows.only(work, ~launched.untaken), call[~launched.untaken]
-        known = Calls(calls["start"], calls["end"], calls["thread"], calls["name"])
-        synchronizations, unknown = self._synchronizations(known, calls, waits)
+        launched = rows.launched(calls, work, self.tables.names.values, devices, left_out)
+        waits |= {"blocks": waits["kind"] != 2, "kind": self._named(waits["kind"], SYNCHRONIZATIONS)}
+        synchronizations, unknown = recorded(launched.calls, calls, waits, self.tables.names)
         self._warn_of_lost_rows()
         return Trace(
             file=str(self.path),
@@ -115,17 +111,9 @@ class _Export:
             ranges=Ranges(
                 ranges["start"], ranges["end"], ranges["name"], ranges["thread"], ranges["nests"].astype(bool)
             ),
-            calls=known,
-            work=Work(
-                start=work["start"],
-                end=work["end"],
-                device=work["device"],
-                stream=work["thread"],
-                kind=work["kind"],
-                name=work["name"],
-                call=call,
-            ),
-            copies=rows.copies(work, of_copies),
+            calls=launched.calls,
+            work=launched.work,
+            copies=rows.copies(launched.columns, of_copies),
             synchronizations=synchronizations,
             untold=launched.untold,
             warnings=(*left_out.warnings(), *launched.warnings, *self.tables.warnings, *unknown),
@@ -347,24 +335,6 @@ class _Export:
         found["process"] >>= PROCESS_BITS
         found["thread"] = np.full(len(found["start"]), NONE, np.int32)
         return found
-
-    def _synchronizations(
-        self, known: Calls, calls: Columns, waits: Columns
-    ) -> tuple[Synchronizations, list[str]]:
-        start = waits["start"]
-        if not len(start):
-            return synchronizing(known, self.tables.names)
-        call = pairs.of_waits(rows.ids(calls), rows.ids(waits))
-        found = Synchronizations(
-            start=start,
-            end=waits["end"],
-            kind=self._named(waits["kind"], SYNCHRONIZATIONS),
-            blocks=waits["kind"] != 2,
-            called=np.where(call == NONE, start, events.take(known.start, call, NONE)),
-            thread=events.take(known.thread, call, NONE),
-            own=np.full(len(start), NONE, np.int64),
-        )
-        return found, []
 
     def _warn_of_lost_rows(self) -> None:
         """What nsys itself reports as a warning or an error: events that were dropped, above all."""

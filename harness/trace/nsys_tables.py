@@ -1,5 +1,4 @@
-"""The tables of an SQLite export of Nsight Systems as columns, whichever of them a version has.
-SQLite keeps whatever was put into a column: what is no number there costs its row, and no other."""
+"""The tables of an SQLite export of Nsight Systems as columns, whichever of them a version has."""
 
 from __future__ import annotations
 
@@ -14,17 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from overlap_bench.engines.api import BadFile
 from overlap_bench.harness.trace.events import Coder
 from overlap_bench.harness.trace.rows import Columns
 from overlap_bench.harness.trace.times import UNTAKEN
 
 CHUNK = 1_000_000  # rows between two lines of progress; bounds the memory that names take while they are read
 LEAST = f"({UNTAKEN + 1} - 1)"  # UNTAKEN as SQL, which has no literal for it
-# In place of what is no number. An id that is none is the one that a missing column has.
-INSTEAD = {
-    **dict.fromkeys(("start", "end"), LEAST),
-    **dict.fromkeys(("thread", "process", "device", "context", "stream"), "0"),
-}
 
 Progress = Callable[[str], None]
 
@@ -109,33 +104,28 @@ class Tables:
     ) -> Columns:
         """`start`, `end`, and columns of `table` by SQL expressions of whole numbers, int64, empty where
         there is no such table. `names`: one more column, `name`, by an expression of text; it comes as codes,
-        int32. A time that is no number is UNTAKEN."""
+        int32. A time that is NULL is UNTAKEN."""
         if self.has(table) and not self.has(table, "start", "end"):
             self.warnings.append(
                 f"the export's table {table} has no column start or no end: it is left out; export it again"
             )
             table = ""
-        expressions = {"start": "start", "end": end, **columns}
-        try:
-            return self._columns(table, expressions, names, source, where)
-        except (OverflowError, TypeError, ValueError):
-            whole = {name: _whole(each, INSTEAD.get(name, "-1")) for name, each in expressions.items()}
-            return self._columns(table, whole, names, source, where)
-
-    def _columns(
-        self, table: str, columns: Mapping[str, str], names: str, source: str, where: str
-    ) -> Columns:
+        times = {name: f"COALESCE({each}, {LEAST})" for name, each in (("start", "start"), ("end", end))}
+        columns = {**times, **columns}
         kinds: list[Any] = [(name, np.int64) for name in columns]
         expressions = list(columns.values())
         if names:
             kinds.append(("name", object))
             expressions.append(f"CAST(({names}) AS BLOB)")  # as bytes, for not every name can be read
         chunks: list[Columns] = []
-        for chunk in self._chunks(table, ", ".join(expressions), source or table, where, np.dtype(kinds)):
-            found: Columns = {name: np.ascontiguousarray(chunk[name]) for name in columns}
-            if names:
-                found["name"] = self.names.encode(chunk["name"], self._text)
-            chunks.append(found)
+        try:
+            for chunk in self._chunks(table, ", ".join(expressions), source or table, where, np.dtype(kinds)):
+                found: Columns = {name: np.ascontiguousarray(chunk[name]) for name in columns}
+                if names:
+                    found["name"] = self.names.encode(chunk["name"], self._text)
+                chunks.append(found)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise BadFile(f"{self.path} is damaged: {table} has a cell that is no number: {error}") from None
         empty: Columns = {name: np.empty(0, np.int64) for name in columns}
         if names:
             empty["name"] = np.empty(0, np.int32)
@@ -157,14 +147,3 @@ class Tables:
 
     def _text(self, value: object) -> str:
         return value.decode(self.encoding, "backslashreplace") if isinstance(value, bytes) else str(value)
-
-
-def _whole(expression: str, otherwise: str) -> str:
-    """The expression where it is a whole number of 64 bits."""
-    number = f"CAST({expression} AS NUMERIC)"  # a number in a text becomes one
-    return (
-        f"CASE WHEN typeof({number}) = 'integer' AND typeof({expression}) <> 'blob' "
-        f"AND NOT (typeof({expression}) = 'text' AND {expression} GLOB '*[^0-9. -]*') THEN {number} "
-        f"WHEN typeof({expression}) = 'real' AND abs({expression}) < 9e18 THEN CAST({expression} AS INTEGER) "
-        f"ELSE {otherwise} END"
-    )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_bench.harness.trace import events, pairs, times
-from overlap_bench.harness.trace.events import NONE, Codes, Copies, Flags
+from overlap_bench.harness.trace.events import NONE, Calls, Codes, Copies, Flags, Work
 from overlap_bench.harness.trace.pairs import Ids
 from overlap_bench.harness.trace.times import Faults
 
@@ -45,12 +45,13 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """`call`: the row in the calls that each piece of work came from, or NONE. `process`: its, NONE where it
-    cannot be told. `untaken`: work whose start was not taken, for its call came after. `untold`: devices."""
+    """Calls, and the work that came from them. `columns`: all that the file says of the work, `process`: its,
+    NONE where it cannot be told. `untold`: devices."""
 
-    call: events.Times
+    calls: Calls
+    work: Work
+    columns: Columns
     process: Codes
-    untaken: Flags
     untold: frozenset[int]
     warnings: tuple[str, ...]
 
@@ -78,7 +79,7 @@ def _named(table: str, rows: Columns, faults: Faults) -> Iterator[tuple[str, Fau
         yield name, Faults(faults.untaken & chosen, faults.unfinished & chosen)
 
 
-def of_kinds(kind: Codes) -> Counter[str]:
+def _of_kinds(kind: Codes) -> Counter[str]:
     """How much work there is of each kind, by name."""
     return Counter(dict(zip(OF_WORK, np.bincount(kind, minlength=len(OF_WORK)).tolist(), strict=True)))
 
@@ -105,8 +106,11 @@ def ids(rows: Columns) -> Ids:
     return Ids(rows["process"], correlation, rows["thread"], rows["start"], rows["end"])
 
 
-def launched(calls: Columns, work: Columns, names: Sequence[str], devices: Sequence[str]) -> Launched:
-    """What launched each piece of work. Its `thread` is its stream."""
+def launched(
+    calls: Columns, work: Columns, names: Sequence[str], devices: Sequence[str], left_out: LeftOut
+) -> Launched:
+    """What launched each piece of work, whose `thread` is its stream; `left_out` also gets the work whose
+    start was not taken, for its call came after."""
     graphs = np.array(["Graph" in name for name in names], bool)
     found = pairs.of_work(ids(calls), ids(work), work["device"], graphs[calls["name"]])
     untaken = found.early & times.near_zero(work["start"])
@@ -116,14 +120,20 @@ def launched(calls: Columns, work: Columns, names: Sequence[str], devices: Seque
     untold |= _by_device(work["device"], early, len(devices)) > MOST_EARLY * of_device
     # Where so much is open, the rest is not to be trusted either: of work whose own call is not in the file,
     # another's looks like it.
-    call = np.where(untold[work["device"]], NONE, found.call)
+    call = np.where(untold[work["device"]], NONE, found.call)[~untaken]
+    warnings = tuple(_warnings(found.untold, early, work["device"], devices, untold))
+    left_out.untaken.update(_of_kinds(work["kind"][untaken]))
+    work = only(work, ~untaken)
     called = events.take(calls["process"], call, NONE)
     return Launched(
-        call=call,
+        calls=Calls(calls["start"], calls["end"], calls["thread"], calls["name"]),
+        work=Work(
+            work["start"], work["end"], work["device"], work["thread"], work["kind"], work["name"], call
+        ),
+        columns=work,
         process=np.where(work["process"] == NONE, called, work["process"]),
-        untaken=untaken,
         untold=frozenset(np.flatnonzero(untold).tolist()),
-        warnings=tuple(_warnings(found.untold, early, work["device"], devices, untold)),
+        warnings=warnings,
     )
 
 
@@ -160,12 +170,3 @@ def _warnings(
 def counted(count: int, name: str) -> str:
     """A count with its noun."""
     return f"{count:,} {name if count == 1 else PLURALS.get(name, f'{name}s')}"
-
-
-def of_owner(group: Codes, wanted: Codes, process: Codes) -> Codes:
-    """For each wanted group the only process that its work is of; NONE where it is of several, or of none."""
-    told = process != NONE
-    used = np.unique(group[told].astype(np.int64) << 32 | process[told])
-    groups, firsts, counts = np.unique(used >> 32, return_index=True, return_counts=True)
-    only_one = np.where(counts == 1, used[firsts] & 0xFFFFFFFF, NONE)
-    return events.take(only_one, events.match(wanted.astype(np.int64), groups), NONE).astype(np.int32)

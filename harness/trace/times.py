@@ -73,37 +73,24 @@ def _of_table(start: Times, end: Times, bounds: _Bounds, silence: int) -> Faults
 
 
 def _bounds(spans: Sequence[Span]) -> _Bounds:
-    bounds = _Bounds(-FARTHEST, FARTHEST)
-    first, last = _first_and_last(spans, bounds)
-    if last - first > DAY:
-        bounds = _without_the_far(spans) or bounds
-        first, last = _first_and_last(spans, bounds)
+    """What few starts are far from and all others near, if there is such a part of all time."""
+    low, high = -FARTHEST, FARTHEST
+    starts = np.concatenate([np.empty(0, np.int64), *(_taken(start, low, high) for start, _ in spans)])
+    if len(starts) and int(starts.max()) - int(starts.min()) > DAY:
+        quartiles = np.percentile(starts, 25, method="higher"), np.percentile(starts, 75, method="lower")
+        lower, upper = sorted(map(int, quartiles))
+        margin = max(DAY, APART * (upper - lower))
+        near = _taken(starts, lower - margin, upper + margin)
+        far = len(starts) - len(near)
+        if far <= max(FEW * len(starts), FEWEST) and 2 * far < len(starts):
+            low, high, starts = lower - margin, upper + margin, near
+    first, last = (int(starts.min()), int(starts.max())) if len(starts) else (0, 0)
     if last - first <= DAY:
-        bounds = _Bounds(bounds.low, min(bounds.high, last + DAY))
-    length = max((int(_within(end, bounds).max(initial=first)) for _, end in spans), default=first) - first
-    return _Bounds(bounds.low, bounds.high, first if first > APART * length else 0)
+        high = min(high, last + DAY)
+    length = max((int(_taken(end, low, high).max(initial=first)) for _, end in spans), default=first) - first
+    return _Bounds(low, high, first if first > APART * length else 0)
 
 
-def _without_the_far(spans: Sequence[Span]) -> _Bounds | None:
-    """Bounds that leave out what few events have and all others lack; None where they are many."""
-    starts = np.concatenate([_within(start, _Bounds(-FARTHEST, FARTHEST)) for start, _ in spans])
-    quartiles = np.percentile(starts, 25, method="higher"), np.percentile(starts, 75, method="lower")
-    low, high = sorted(map(int, quartiles))
-    margin = max(DAY, APART * (high - low))
-    far = np.count_nonzero((starts < low - margin) | (starts > high + margin))
-    few = far <= max(FEW * len(starts), FEWEST) and 2 * far < len(starts)
-    return _Bounds(low - margin, high + margin) if few else None
-
-
-def _first_and_last(spans: Sequence[Span], bounds: _Bounds) -> tuple[int, int]:
-    """The first and last start within bounds that is not 0; 0 and 0 where there is none."""
-    found = [each for start, _ in spans if len(each := _within(start, bounds))]
-    if not found:
-        return 0, 0
-    return min(int(each.min()) for each in found), max(int(each.max()) for each in found)
-
-
-def _within(times: Times, bounds: _Bounds) -> Times:
-    if not len(times) or (times.min() > max(ZERO, bounds.low) and times.max() <= bounds.high):
-        return times
-    return times[(times >= bounds.low) & (times <= bounds.high) & ~near_zero(times)]
+def _taken(times: Times, low: int, high: int) -> Times:
+    """Times between these, without 0."""
+    return times[(times >= low) & (times <= high) & ~near_zero(times)]

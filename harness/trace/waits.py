@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from overlap_bench.harness.trace import events
+from overlap_bench.harness.trace import events, pairs, rows
 from overlap_bench.harness.trace.events import (
     CONTEXT,
     EVENT,
@@ -15,6 +15,7 @@ from overlap_bench.harness.trace.events import (
     Coder,
     Synchronizations,
 )
+from overlap_bench.harness.trace.rows import Columns
 
 LIKE_CUDA = {
     "StreamWaitEvent": STREAM_WAITS,
@@ -74,6 +75,26 @@ APIS = {
     **dict.fromkeys(("cnrt", "cn"), LIKE_CNRT),  # Cambricon
 }
 NAMED = 3  # calls of an unknown API that are named in a warning
+
+
+def recorded(
+    known: Calls, calls: Columns, waits: Columns, names: Coder
+) -> tuple[Synchronizations, list[str]]:
+    """Waits as a trace has them, or where it has none as `synchronizing` tells."""
+    start = waits["start"]
+    if not len(start):
+        return synchronizing(known, names)
+    call = pairs.of_waits(rows.ids(calls), rows.ids(waits))
+    found = Synchronizations(
+        start=start,
+        end=waits["end"],
+        kind=waits["kind"],
+        blocks=waits["blocks"],
+        called=np.where(call == NONE, start, events.take(known.start, call, NONE)),
+        thread=events.take(known.thread, call, NONE),
+        own=np.full(len(start), NONE, np.int64),
+    )
+    return found, []
 
 
 def synchronizing(calls: Calls, names: Coder) -> tuple[Synchronizations, list[str]]:

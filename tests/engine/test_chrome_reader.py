@@ -132,7 +132,7 @@ def test_times_since_the_epoch_keep_their_microseconds(tmp_path: Path) -> None:
 
 def test_json_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     assert "not a Chrome trace" in refused(written(tmp_path / "a.json", {"events": []}))
-    assert "no Chrome trace: none of its 2 entries is an event, the first: 1" in refused(
+    assert "no Chrome trace: none of its 1 entries is an event, the first: 1, 2]" in refused(
         written(tmp_path / "b.json", [1, 2])
     )
     (tmp_path / "c.json").write_text("{not json}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 from collections import Counter
 from pathlib import Path
@@ -50,9 +49,6 @@ if [ "$what" = export ]; then
 fi
 NVTX_INJECTION64_PATH=$STAND_IN_TOOL "$@" && echo report > "$output.nsys-rep"
 """
-
-
-PRINTED = "profile --variant overlap --print-command --graph-trace node"
 
 
 def program(path: Path, text: str) -> Path:
@@ -109,13 +105,12 @@ def test_nsys_captures_the_window_without_sampling_and_follows_children() -> Non
     ]
 
 
-def test_each_arm_is_captured_alone_by_a_command_that_a_shell_takes() -> None:
+def test_each_arm_is_captured_alone() -> None:
     whole = design()
-    lines = profile.printed(profile.Nsys("nsys", "graph"), whole, 5, Path("results")).splitlines()
-    for line, arm in zip(lines, whole.arms, strict=True):
-        *nsys, module, config = shlex.split(line)
+    commands = profile.commands(profile.Nsys("nsys", "graph"), whole, 5, Path("results"))
+    for (*nsys, module, config), arm in zip(commands, whole.arms, strict=True):
         assert module == "overlap_bench.harness.studies.profiled_arm"
-        assert f"--output={Path.cwd()}/results/profile-overlap/{arm.name}" in nsys
+        assert f"--output=results/{arm.name}" in nsys
         asked = msgspec.json.decode(config, type=profile.ProfiledArm)
         assert (asked.design.arms, asked.steps) == ((arm,), 5)
 
@@ -126,20 +121,6 @@ def test_nsys_on_path_is_used_where_there_is_a_gpu(tmp_path: Path, monkeypatch: 
     assert profile.find_nsys(None, "cuda") == str(found)
     assert profile.find_nsys(None, "emulated") is None
     assert profile.find_nsys(str(found), "emulated") == str(found)
-
-
-def test_print_command_prints_the_commands_and_runs_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert bench(monkeypatch, *PRINTED.split()) == 0
-    output = capsys.readouterr()
-    assert [line.split()[:3] for line in output.out.splitlines()] == [
-        ["nsys", "profile", "--trace=cuda,nvtx,osrt"]
-    ] * 2
-    assert "--cuda-graph-trace=node" in output.out
-    assert output.err == ""
-    assert not list(tmp_path.iterdir())
 
 
 # -- bad input --------------------------------------------------------------------------------------------

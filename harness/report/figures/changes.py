@@ -1,10 +1,7 @@
-"""What changed, and how sure that is: by metric, trial by trial, and between equal arms."""
+"""What changed, and how sure that is: by metric, and trial by trial."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -17,7 +14,6 @@ from overlap_bench.harness.report import tables
 from overlap_bench.harness.report.figures import style
 from overlap_bench.harness.report.figures.given import comparison_of
 from overlap_bench.harness.stats import paired
-from overlap_bench.harness.stats.stopping import ALPHA
 
 ROW = 0.25  # inches
 # How a metric is told apart: marker, and whether it is filled.
@@ -138,64 +134,3 @@ def trial_changes(run: Run, metric: str | None = None, width: float = style.WIDT
         axes.set_title(f"{name}: change in each trial")
         style.legend_below(made, axes)
     return made
-
-
-def funnel(runs: Sequence[Run], metric: str | None = None, width: float = style.WIDTH) -> Figure:
-    """The change of each run of `bench aa` over the half-width of its interval (as log ratios, in percent).
-    The lines are where the two are equal: an honest 95% interval leaves one point in twenty outside them, on
-    either side alike, whatever the number of trials, if that was fixed beforehand. `metric` None: the primary
-    of each.
-
-    Raises BadSetting for runs that may stop early: they stop because of what their intervals hold, so no
-    known share is expected outside. Source of the plot: Sterne & Egger, "Funnel plots for detecting bias in
-    meta-analysis", J. Clin. Epidemiol. 2001; with t, a run's own half-width is exact where they have the
-    standard error.
-    """
-    if not isinstance(runs, Sequence) or isinstance(runs, str):
-        raise api.BadSetting("a funnel takes several runs of bench aa: [overlap_bench.load(FOLDER), ...]")
-    comparisons = [comparison_of(each) for each in runs]
-    kept = [point for each in comparisons if (point := _point(each, metric)) is not None]
-    if not kept:
-        raise api.BadSetting("there is no run of bench aa with an interval to draw")
-    outside = sum(abs(change) > half for half, change, _ in kept)
-    reach = 1.1 * max(half for half, _, _ in kept)
-    with style.drawing():
-        made, axes = style.figure(width, 3.4)
-        axes.fill_between([0, reach], [0, -reach], [0, reach], color=style.BAND, lw=0)
-        for side, name in ((1, "95% funnel: change = half-width"), (-1, None)):
-            axes.plot([0, reach], [0, side * reach], color=style.MUTED, lw=1, ls="--", label=name)
-        axes.axhline(0, color=style.MUTED, lw=1)
-        counts = sorted({count for _, _, count in kept})
-        for count, look in zip(counts, style.looks(list(map(str, counts))).values(), strict=True):
-            mine = [(half, change) for half, change, each in kept if each == count]
-            axes.plot(
-                [half for half, _ in mine], [change for _, change in mine], look.marker, color=look.colour,
-                markerfacecolor=look.face, label=f"{count} trials",
-            )  # fmt: skip
-        axes.set_xlim(0, reach)
-        axes.set_xlabel("half-width of the 95% interval (%)")
-        axes.set_ylabel(f"change of {metric or comparisons[0].primary} (%)")
-        drawn = f"{len(kept)} run{'s' if len(kept) != 1 else ''} of an arm against itself"
-        axes.set_title(f"{drawn}: {outside} outside, {ALPHA * len(kept):.2g} expected")
-        style.legend_below(made, axes)
-    return made
-
-
-def _point(comparison: Comparison, metric: str | None) -> tuple[float, float, int] | None:
-    """(half-width, change, trials) of a comparison, as log ratios in percent; None without an interval.
-    Raises BadSetting where the arms are not equal."""
-    if comparison.after is None or comparison.after != comparison.before:
-        raise api.BadSetting(f"{comparison.variant} is not an A/A: a funnel takes runs of bench aa")
-    if comparison.confidence != 1 - ALPHA:
-        raise api.BadSetting(
-            f"{comparison.variant} could stop early, its intervals are of "
-            f"{words.confidence(comparison.confidence)}%: a funnel takes runs of a fixed number of trials, "
-            "as bench aa --trials 8 makes"
-        )
-    row: MetricRow = api.pick(
-        of_today(metric or comparison.primary), comparison.metrics, "metric of this run"
-    )
-    if row.change is None or row.ci_low is None or row.ci_high is None:
-        return None
-    low, high = np.log1p(row.ci_low), np.log1p(row.ci_high)
-    return 50 * float(high - low), 100 * float(np.log1p(row.change)), comparison.blocks

@@ -1,4 +1,4 @@
-"""What a figure is drawn of: a run, a sweep or a sensitivity, as it was loaded."""
+"""What a figure is drawn of: a run or a sensitivity, as it was loaded."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from overlap_bench.harness.analysis.frames import Run
 from overlap_bench.harness.analysis.result import Comparison
 from overlap_bench.harness.analysis.sensitivity import Sensitivity
 from overlap_bench.harness.analysis.stored import check_two
-from overlap_bench.harness.analysis.sweep import Sweep
 
-LOADED = {Run: "load", Sweep: "load_sweep", Sensitivity: "load_sensitivity"}
+LOADED = {Run: "load", Sensitivity: "load_sensitivity"}
 
 
-def check(given: object, kind: type[Run | Sweep | Sensitivity]) -> None:
+def check(given: object, kind: type[Run | Sensitivity]) -> None:
     """Raises BadSetting for anything but what was loaded of that kind."""
     if not isinstance(given, kind):
         raise api.BadSetting(

@@ -124,12 +124,10 @@ def line(axes: Axes, points: Sequence[tuple[float, float]], look: Look, **more: 
     )  # fmt: skip
 
 
-def margin_band(axes: Axes, margin: float, upright: bool = True) -> None:
-    """The margin, a fraction, around a line at zero: a band across a horizontal axis of percent, or a
-    vertical."""
-    span, line = (axes.axvspan, axes.axvline) if upright else (axes.axhspan, axes.axhline)
-    span(-100 * margin, 100 * margin, color=BAND, lw=0, label=f"margin, ±{100 * margin:.3g}%")
-    line(0, color=MUTED, lw=1)
+def margin_band(axes: Axes, margin: float) -> None:
+    """The margin, a fraction, around a line at zero: a band across a horizontal axis of percent."""
+    axes.axvspan(-100 * margin, 100 * margin, color=BAND, lw=0, label=f"margin, ±{100 * margin:.3g}%")
+    axes.axvline(0, color=MUTED, lw=1)
 
 
 def say_beside(axes: Axes, place: float, said: str, weight: str = "normal") -> None:

@@ -67,17 +67,12 @@ class Summary(msgspec.Struct):
 
 
 class Aggregates(msgspec.Struct):
+    """What is looked at besides DISTRIBUTIONS and TOTALS, of which two are always there."""
+
     request_latency: Summary
     request_throughput: Summary
     benchmark_duration: Summary | None = None
     request_count: Summary | None = None
-    error_request_count: Summary | None = None
-    output_token_throughput: Summary | None = None
-    total_token_throughput: Summary | None = None
-    goodput: Summary | None = None
-    time_to_first_token: Summary | None = None
-    inter_token_latency: Summary | None = None
-    inter_chunk_latency: Summary | None = None
     aiperf_version: str = ""
     start_time: str = ""
     was_cancelled: bool | None = None
@@ -144,7 +139,7 @@ def read(document: Document) -> ToolResult:
         raise result.unserved(TOOL)
     said = result.understood(document, Aggregates, TOOL)
     asked = _flat("", said.input_config)
-    told, lacks = _told(said)
+    told, lacks = _told(document)
     told, unknown = result.measured(told, DISTRIBUTIONS.values())
     lacks += unknown
     if asked.get(PER_CHUNK_USAGE) == "True":
@@ -180,18 +175,23 @@ def read(document: Document) -> ToolResult:
     )
 
 
-def _told(said: Aggregates) -> tuple[dict[str, float], list[str]]:
+def _told(document: Document) -> tuple[dict[str, float], list[str]]:
     """By our names, and a line for each whose unit is not known."""
     told: dict[str, float] = {}
     lacks: list[str] = []
+    said = {
+        name: result.understood(document[name], Summary, f"{TOOL}, {name},")
+        for name in (*DISTRIBUTIONS, *TOTALS)
+        if document.get(name) is not None
+    }
     for theirs, ours in DISTRIBUTIONS.items():
-        summary: Summary | None = getattr(said, theirs)
+        summary = said.get(theirs)
         if summary is not None and summary.unit in FACTORS:
             told |= {f"{ours}_{statistic}": value for statistic, value in summary.ms().items()}
         elif summary is not None:
             lacks.append(f"{ours} ({theirs} is in {summary.unit})")
     for theirs, (ours, unit) in TOTALS.items():
-        summary = getattr(said, theirs)
+        summary = said.get(theirs)
         if summary is not None and summary.avg is not None and summary.unit == unit:
             told[ours] = summary.avg
         elif summary is not None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from overlap_bench.harness.studies.imports import aiperf, guidellm, sglang, vllm
 from overlap_bench.harness.studies.imports.result import Document, ToolResult
 
 TOOLS = (sglang, vllm, guidellm, aiperf)  # in the order in which they are asked whose a file is
-BLANK = re.compile(r"\s*")
+MORE = "Extra data"  # what json says of a second value
 KNOWN = ", ".join((vllm.TOOL, sglang.TOOL, guidellm.TOOL, aiperf.TOOL))
 OTHERS = {  # by keys that they write, and no tool above does
     "genai-perf (aiperf's predecessor)": {"request_latency", "input_config"},
@@ -76,47 +75,34 @@ def _looks(document: Document) -> str:
     return f"it looks like one of {other}" if other else f"it has {json.dumps(list(document))[:LONGEST]}"
 
 
-def _whole_text(value: Any) -> Any:
-    """JSON may hold half of a surrogate pair, which no file or screen takes: U+FFFD stands for it."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [_whole_text(each) for each in value]
-    if isinstance(value, dict):
-        return {_whole_text(name): _whole_text(each) for name, each in value.items()}
-    return value
-
-
 def _objects(path: Path) -> list[Document]:
-    """The objects of a JSON file, which may hold one, one a line, or a list of them."""
+    """The objects of a JSON file, which may hold one, one a line, or a list of them. By Python's decoder, as
+    the tools write Infinity and NaN."""
     text = read_text(path)
     if not text.strip():
         raise api.BadFile(f"{path} is empty")
-    decoder, at, objects = json.JSONDecoder(parse_int=_whole), _next(text, 0), list[Document]()
-    while at < len(text):
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except json.JSONDecodeError as error:
-            where = f"line {error.lineno}"
-            cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
-            what = "is cut short" if cut else "is not JSON"
-            raise api.BadFile(f"{path} {what} at {where}: {error.msg}") from None
-        except RecursionError:
-            raise api.BadFile(f"{path} is not a result of {KNOWN}: its lists are too deep") from None
-        for each in value if isinstance(value, list) else [value]:
-            if not isinstance(each, dict):
-                raise api.BadFile(f"{path} is not a result of {KNOWN}: it holds {json.dumps(each)[:LONGEST]}")
-            objects.append(_whole_text(each))
-        at = _next(text, at)
-    return objects
+    try:
+        whole = json.loads(text)
+        values = whole if isinstance(whole, list) else [whole]
+    except json.JSONDecodeError as error:
+        if error.msg != MORE:
+            raise _not_json(path, error.lineno, error) from None
+        values = list(_of_lines(path, text))
+    for each in values:
+        if not isinstance(each, dict):
+            raise api.BadFile(f"{path} is not a result of {KNOWN}: it holds {json.dumps(each)[:LONGEST]}")
+    return values
 
 
-def _whole(digits: str) -> int | float:
-    """What no 64 bits hold is no count and no time: as a float it has no digits that would be too many."""
-    return int(digits) if len(digits) <= len("-9223372036854775808") else float(digits)
+def _of_lines(path: Path, text: str) -> Iterator[Any]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise _not_json(path, number, error) from None
 
 
-def _next(text: str, at: int) -> int:
-    """Where the next object begins."""
-    blank = BLANK.match(text, at)
-    return at if blank is None else blank.end()
+def _not_json(path: Path, line: int, error: json.JSONDecodeError) -> api.BadFile:
+    cut = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated")
+    return api.BadFile(f"{path} {'is cut short' if cut else 'is not JSON'} at line {line}: {error.msg}")

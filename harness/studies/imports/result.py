@@ -208,8 +208,3 @@ def ns(seconds: float) -> int:
 def in_words(asked: Mapping[str, object]) -> dict[str, str]:
     """The workload as text, what was not asked left out."""
     return {name: str(value) for name, value in asked.items() if value not in (None, "")}
-
-
-def fields(said: msgspec.Struct, *names: str) -> dict[str, str]:
-    """The fields of what a tool said, in words."""
-    return in_words({name: getattr(said, name) for name in names})

@@ -42,7 +42,6 @@ class Server(msgspec.Struct):
 
 class Said(result.Detailed, kw_only=True):
     backend: str
-    request_rate: float | str
     duration: Annotated[float, msgspec.Meta(gt=0)]
     completed: int
     total_input_tokens: int
@@ -53,12 +52,6 @@ class Said(result.Detailed, kw_only=True):
     mean_itl_ms: float
     mean_e2e_latency_ms: float
     total_throughput: float | None = None  # newer files
-    dataset_name: str | None = None
-    max_concurrency: int | None = None
-    sharegpt_output_len: int | None = None
-    random_input_len: int | None = None
-    random_output_len: int | None = None
-    random_range_ratio: float | None = None
     server_info: Server | None = None
     accept_length: float | None = None  # tokens of a step, where the server speculates
 
@@ -110,7 +103,7 @@ def read(document: Document) -> ToolResult:
         tool=TOOL,
         version=server.version and f"server {server.version}",
         model=server.model_path,
-        asked=result.fields(said, *ASKED),
+        asked=result.in_words({name: document.get(name) for name in ASKED}),
         seconds=said.duration,
         requests=requests,
         told=told,

@@ -40,16 +40,10 @@ class Said(result.Detailed, kw_only=True):
     output_throughput: float
     total_token_throughput: float
     num_prompts: int
-    request_rate: float | str
     date: str = ""
     backend: str = ""
     model_id: str = NOT_RECORDED
     tokenizer_id: str | None = ""
-    burstiness: float | None = None
-    max_concurrency: int | None = None
-    ramp_up_strategy: str | None = None
-    ramp_up_start_rps: float | None = None
-    ramp_up_end_rps: float | None = None
     failed: int | None = None
     request_goodput: float | None = None
     start_times: list[float] | None = None
@@ -97,7 +91,7 @@ def read(document: Document) -> ToolResult:
         tool=TOOL,
         measured=said.date,
         model=said.model_id,
-        asked=result.fields(said, *ASKED),
+        asked=result.in_words({name: document.get(name) for name in ASKED}),
         seconds=said.duration,
         requests=requests,
         told=told,

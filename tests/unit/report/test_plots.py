@@ -3,7 +3,6 @@ result."""
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,30 +11,20 @@ import matplotlib.pyplot
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from msgspec.structs import replace
 
 import overlap_bench
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison
-from overlap_bench.harness.analysis.decision import ONE_BOOT
 from overlap_bench.harness.analysis.frames import Run
-from overlap_bench.harness.analysis.result import Axis, Comparison, MetricRow, PointResult, Result
-from overlap_bench.harness.analysis.sweep import Sweep
+from overlap_bench.harness.analysis.result import Comparison, Result
 from overlap_bench.harness.metrics import requests
 from overlap_bench.harness.report import figures
 from overlap_bench.harness.report.figures import style
-from overlap_bench.harness.stats import paired
 from overlap_bench.harness.store import tables
 from tests.support.made_blocks import block, manifest, result, side
-from tests.support.made_runs import (
-    factorial_blocks,
-    factorial_found,
-    planned_factorial,
-    stored,
-    stored_sweep,
-)
+from tests.support.made_runs import stored
 from tests.support.places import REFERENCE
 
 FIGURES: dict[str, Callable[[Run, float], Figure]] = {
@@ -45,6 +34,7 @@ FIGURES: dict[str, Callable[[Run, float], Figure]] = {
     "itl_over_time": figures.itl_over_time,
     "phases": figures.phases,
 }
+FOUND = result(plan=manifest(1))
 UNITS = ("(%)", "(ms)", "(ms, log scale)", "us, mean", "trial")
 
 
@@ -163,209 +153,12 @@ def test_names_from_a_run_are_not_taken_for_mathematics(tmp_path: Path) -> None:
     assert not label.get_parse_math()
 
 
-# -- factorials, sweeps, A/A ------------------------------------------------------------------------------
-
-
-FOUND = result(plan=manifest(1))
-PLAIN = FOUND.comparisons[0]
-
-
-@pytest.fixture(scope="module")
-def factored() -> Run:
-    return found_by(factorial_found())
-
-
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    return overlap_bench.load_sweep(stored_sweep(tmp_path_factory.mktemp("swept") / "a-sweep"))
-
-
-def with_points(swept: Sweep, points: list[PointResult], **more: list[Axis]) -> Sweep:
-    """A sweep that found something else."""
-    return dataclasses.replace(swept, result=replace(swept.result, comparisons=points, **more))
-
-
-def a_a(seed: int, blocks: int, noise: float, **more: float) -> Run:
-    """A run of an arm against itself."""
-    values = np.random.default_rng(seed).normal(0, noise, (2, blocks))
-    effect = paired.effect(*np.exp(values).tolist())
-    row = MetricRow.of_metric("tpot_ms_p50", [1.0], effect)
-    metrics = {"tpot_ms_p50": row}
-    return of_comparison(
-        replace(PLAIN, variant="aa", after=PLAIN.before, blocks=blocks, metrics=metrics, **more)
-    )
-
-
-def drawn(draw: Callable[[float], Figure]) -> Figure:
-    """The figure in both widths, without a warning."""
-    for width in (3.7, style.WIDTH):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            figure = draw(width)
-            figure.canvas.draw()
-        assert figure.get_figwidth() == width
-    return figure
-
-
-def test_effects_are_those_of_the_result(factored: Run) -> None:
-    axes = drawn(lambda width: figures.effects(factored, width=width)).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == [
-        "h2d", "output", "h2d × output", "all, against none",
-    ]  # fmt: skip
-    assert axes.get_xlabel() == "change of tpot_ms_p50 (%)"
-    found = factored.result.factorial.metrics["tpot_ms_p50"]
-    marks = sorted(line[0].get_xdata()[0] for line in axes.containers)
-    rows = [*found.effects, *found.alone.values(), *found.with_others.values(), found.together]
-    assert marks == pytest.approx(sorted(100 * row.change for row in rows))
-    ends = sorted(tuple(bars.lines[2][0].get_segments()[0][:, 0]) for bars in axes.containers)
-    expected = sorted((100 * row.ci_low, 100 * row.ci_high) for row in rows)
-    assert np.allclose(ends, expected)
-    assert len({line[0].get_marker() for line in axes.containers}) == 4  # told apart without colour
-
-
-def legend_of(axes: Axes) -> list[str]:
-    (legend,) = axes.figure.legends
-    return [text.get_text() for text in legend.get_texts()]
-
-
-def filled(axes: Axes) -> list[bool]:
-    """Whether each mark with an interval is filled, from the first drawn to the last."""
-    return [line[0].get_markerfacecolor() != "white" for line in axes.containers if len(line[0].get_xdata())]
-
-
-def test_only_what_carries_a_verdict_is_filled_and_decides(factored: Run) -> None:
-    axes = figures.effects(factored).axes[0]
-    assert filled(axes) == [True, False, False] * 2 + [True, False]  # a pair, and all against none
-    assert "on average over the settings of the others (decides)" in legend_of(axes)
-    axes = figures.effects(factored, "latency_ms_p50").axes[0]
-    assert not any(filled(axes))
-    assert not any("decides" in each for each in legend_of(axes))
-    plan = planned_factorial("h2d,output,gc", blocks=2)
-    tpot = {arm.name: 4.0 + number for number, arm in enumerate(plan.design.arms)}
-    result = comparison.result(plan, factorial_blocks(plan, tpot))
-    axes = drawn(lambda width: figures.effects(found_by(result), width=width)).axes[0]
-    assert filled(axes)[-3:] == [True, False, False]  # a pair, all three, and all against none
-    assert "on average over the settings of the others, no verdict" in legend_of(axes)
-
-
-def test_what_was_left_out_has_no_mark() -> None:
-    plan = planned_factorial("schedule,output=inline:deferred")
-    tpot = {"before": 4.0, "schedule": 3.6, "output": 3.8}
-    result = comparison.result(plan, factorial_blocks(plan, tpot))
-    axes = drawn(lambda width: figures.effects(found_by(result), width=width)).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["schedule*", "output*"]
-    assert len(axes.containers) == 4  # alone and on average
-    assert "*: taking schedule × output as zero" in legend_of(axes)
-
-
-def test_levels_of_a_sweep_start_at_zero_and_log_axes_say_so(swept: Sweep) -> None:
-    axes = drawn(lambda width: figures.against(swept, width=width)).axes[0]
-    assert axes.get_ylim()[0] == 0
-    assert axes.get_ylabel() == "tpot_ms_p50 (ms)"
-    assert axes.get_xscale() == "log"
-    assert axes.get_xlabel() == "concurrency, log scale"
-    lines = {line.get_label(): line for line in axes.lines}
-    for arm in ("before", "after"):
-        rows = [each.metrics["tpot_ms_p50"].of(arm) for each in swept.result.comparisons]
-        assert lines[arm].get_xydata().tolist() == [[1, rows[0]], [8, rows[1]]]
-    assert lines["before"].get_marker() != lines["after"].get_marker()
-
-
-def test_a_frontier_has_a_point_for_each_value_of_the_axis(swept: Sweep) -> None:
-    axes = drawn(lambda width: figures.frontier(swept, width=width)).axes[0]
-    assert (axes.get_xlim()[0], axes.get_ylim()[0]) == (0, 0)
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("throughput_tok_s (tok/s)", "tpot_ms_p50 (ms)")
-    assert [text.get_text() for text in axes.texts] == ["1", "8"]
-    after = next(line for line in axes.lines if line.get_label() == "after")
-    row = swept.result.comparisons[1].metrics
-    assert after.get_xydata()[1].tolist() == [row["throughput_tok_s"].after, row["tpot_ms_p50"].after]
-
-
-def test_gains_have_the_intervals_of_the_result(swept: Sweep) -> None:
-    axes = drawn(lambda width: figures.gains(swept, width=width)).axes[0]
-    assert axes.get_ylabel() == "change of tpot_ms_p50 (%)"
-    rows = [each.metrics["tpot_ms_p50"] for each in swept.result.comparisons]
-    bars = [each for each in axes.containers if len(each[0].get_xdata())]
-    drawn_ends = [each.lines[2][0].get_segments()[0][:, 1] for each in bars]
-    assert np.allclose(drawn_ends, [(100 * row.ci_low, 100 * row.ci_high) for row in rows])
-    assert legend_of(axes) == ["margin, ±1%", "change, 95% interval", "called a change"]
-    assert filled(axes) == [True, True]
-
-
-def test_a_gain_that_is_undecided_for_whatever_reason_is_hollow(swept: Sweep) -> None:
-    words = (str(ONE_BOOT), "undecided", "same", None, "slower", "worse")
-    points = []
-    for place, word in enumerate(words):
-        first = swept.result.comparisons[0]
-        row = replace(first.metrics["tpot_ms_p50"], verdict=word)
-        points.append(replace(first, at={"concurrency": str(place)}, metrics={"tpot_ms_p50": row}))
-    axes = figures.gains(with_points(swept, points)).axes[0]
-    assert filled(axes) == [False, False, False, False, True, True]
-
-
-def test_other_axes_are_panels(swept: Sweep) -> None:
-    comparisons = [
-        replace(each, at={**each.at, "variant": name})
-        for name in ("one", "other")
-        for each in swept.result.comparisons
-    ]
-    axes = [*swept.result.axes, Axis(name="variant", values=["one", "other"])]
-    result = with_points(swept, comparisons, axes=axes)
-    for draw in (figures.against, figures.frontier, figures.gains):
-        titles = [panel.get_title(loc="left") for panel in draw(result).axes]
-        assert titles == ["one", "other"]
-
-
-def test_a_funnel_holds_nineteen_of_twenty() -> None:
-    runs = [a_a(seed, 4 + 4 * (seed % 3), 0.005 * (1 + seed % 2)) for seed in range(400)]
-    figure = drawn(lambda width: figures.funnel(runs[:24], width=width))
-    axes = figure.axes[0]
-    assert axes.get_xlabel() == "half-width of the 95% interval (%)"
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert {"4 trials", "8 trials", "12 trials"} <= set(names)
-    outside = int(figures.funnel(runs).axes[0].get_title(loc="left").split(": ")[1].split(" ")[0])
-    assert 8 <= outside <= 34
-    rows = [each.result.comparisons[0].metrics["tpot_ms_p50"] for each in runs]
-    assert outside == sum(not row.ci_low <= 0 <= row.ci_high for row in rows)
-
-
-def test_what_these_plots_cannot_draw_is_one_line(factored: Run, swept: Sweep) -> None:
-    letters = with_points(
-        swept,
-        [replace(each, at={"x": "a"}) for each in swept.result.comparisons],
-        axes=[Axis(name="x", values=["a"])],
-    )
-    plain = of_comparison(PLAIN)
-    for draw, reason in (
-        (lambda: figures.effects(plain), "is not a factorial, so it has no effects"),
-        (lambda: figures.effects(factored, "tpot_ms_p5"), "did you mean tpot_ms_p"),
-        (lambda: figures.gains(letters), "has no axis of numbers to draw along"),
-        (lambda: figures.against(swept, "tpot_ms_p5"), "did you mean tpot_ms_p"),
-        (lambda: figures.against(swept, axis="concurency"), "did you mean concurrency?"),
-        (lambda: figures.against(swept, "goodput_req_s"), "was measured at no point"),
-        (lambda: figures.funnel([plain]), "is not an A/A: a funnel takes runs of bench aa"),
-        (lambda: figures.funnel([]), "there is no run of bench aa with an interval"),
-        (
-            lambda: figures.funnel([a_a(1, 8, 0.01), a_a(2, 8, 0.01, confidence=0.9975)]),
-            "aa could stop early, its intervals are of 99.75%: a funnel takes runs of a fixed number",
-        ),
-    ):
-        with pytest.raises(api.BadSetting, match=reason.replace("?", r"\?")):
-            draw()
-
-
 @pytest.mark.parametrize("name", figures.__all__)
-def test_what_a_plot_is_drawn_of_is_said_where_it_gets_something_else(
-    name: str, real: Run, swept: Sweep
-) -> None:
-    draw, of_sweep = getattr(figures, name), name in ("against", "frontier", "gains")
+def test_what_a_plot_is_drawn_of_is_said_where_it_gets_something_else(name: str) -> None:
     wanted = "a run, from overlap_bench.load(FOLDER)"
-    if of_sweep:
-        wanted = "a sweep, from overlap_bench.load_sweep(FOLDER)"
-    elif name == "sensitivity":
+    if name == "sensitivity":
         wanted = "a sensitivity, from overlap_bench.load_sensitivity(FOLDER)"
-    other = real if of_sweep else swept
-    for given in ("results/a-run", PLAIN, other):
+    for given in ("results/a-run", FOUND.comparisons[0]):
         with pytest.raises(api.BadSetting) as caught:
-            draw([given] if name == "funnel" else given)
+            getattr(figures, name)(given)
         assert str(caught.value) == f"this draws {wanted}, not a {type(given).__name__}"

@@ -168,7 +168,7 @@ def test_an_export_without_gpu_rows_and_ranges_is_refused(tmp_path: Path) -> Non
 
 
 def test_an_export_whose_only_row_has_no_time_is_refused(tmp_path: Path) -> None:
-    alone = {"CUPTI_ACTIVITY_KIND_KERNEL": [made.kernel(0, 5) | {"start": "soon"}]}
+    alone = {"CUPTI_ACTIVITY_KIND_KERNEL": [made.kernel(0, 5) | {"start": None}]}
     said = refused(made.write(tmp_path / "alone.sqlite", alone))
     assert "has no rows with times; left out: 1 kernel whose time was not taken" in said
 
