@@ -31,7 +31,9 @@ CASES = {
     "pin-per-call": ("pin-per-call",),
     "dirty-rows": ("dirty-rows",),
     "shared-ring": ("shared-ring",),
-    "pinned-h2d, overlap, 10 ms": ("pinned-h2d", "--set", "schedule=overlap", "--pace", "10ms"),
+    "pinned-h2d, overlap, 10 ms": (
+        *("pinned-h2d", "--set", "schedule=overlap", "--set", "d2h=event", "--pace", "10ms"),
+    ),
 }
 
 
