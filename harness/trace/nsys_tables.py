@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_bench.engines.api import BadFile
-from overlap_bench.harness.trace.events import Coder
+from overlap_bench.harness.trace.events import Coder, Progress
 from overlap_bench.harness.trace.rows import Columns
 from overlap_bench.harness.trace.times import UNTAKEN
 
 CHUNK = 1_000_000  # rows between two lines of progress; bounds the memory that names take while they are read
 LEAST = f"({UNTAKEN + 1} - 1)"  # UNTAKEN as SQL, which has no literal for it
-
-Progress = Callable[[str], None]
 
 
 @dataclass(slots=True)
