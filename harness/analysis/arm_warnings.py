@@ -201,8 +201,8 @@ class Paced(OfRun, frozen=True):
     host_assumed: bool = False
 
     def sentence(self) -> str:
-        assumed = ", which is assumed" if self.host_assumed else ""
-        by = f", times {self.k} (how slow this host is against the profile's{assumed})" if self.k else ""
+        assumed = ", whose speed is assumed" if self.host_assumed else ""
+        by = f", multiplied by {self.k} (how slow this host is against the GPU's{assumed})" if self.k else ""
         return (
             f"{self.device}: device times come from --pace{by}, host times from this machine; the change "
             "holds for this pair of device and host alone; try other paces (bench devices), or a GPU"
@@ -299,8 +299,8 @@ class OutputsMayDiffer(OfRun, frozen=True):
         scored = " (a near-tie)"
         if self.widest is not None and self.near_tie is not None:
             scored = (
-                f" (by the model of {self.arm}, tokens that differ are up to {self.widest:.2g} below the "
-                f"likeliest, in logits, a near-tie less than {self.near_tie:.2g})"
+                f" (by the model of {self.arm}, their logits were up to {self.widest:.2g} apart, and less "
+                f"than {self.near_tie:.2g} is a near-tie)"
             )
         return (
             "equal outputs are not promised: in half precision or on a GPU, the batch can change a token; "

@@ -132,9 +132,9 @@ class CoreSpeed(OfRun, frozen=True):
     fast_us: float
     slow_us: float
     says = (
-        "noise: the same loop took {fast_us:.0f} to {slow_us:.0f} us between rounds, as other work shares "
-        f"the physical core (steal does not show it), or its clock moves; {WIDER}; try bench doctor, then a "
-        "quieter machine or a fixed clock"
+        "noise: one fixed loop took {fast_us:.0f} to {slow_us:.0f} us between rounds, as other work "
+        f"shares the physical core (steal does not show it), or its frequency changes; {WIDER}; try bench "
+        "doctor, then a quieter machine or a fixed frequency"
     )
 
     @classmethod
@@ -233,7 +233,7 @@ class Squeezed(OfRun, frozen=True):
 class ClockMoved(OfRun, frozen=True):
     ms: float
     says = (
-        "clock: the machine's time of day was changed by {ms:.3g} ms in a round; the arrival times of that "
+        "time of day: it was changed on this machine by {ms:.3g} ms in a round; the arrival times of that "
         "round are wrong; wait until NTP has settled, and measure again"
     )
 

@@ -106,9 +106,9 @@ class WayOut(OfVerdict, frozen=True):
     settles: ClassVar[bool] = True
 
     def sentence(self) -> str:
-        trials = f"{between(*(f'{each:,}' for each in self.trials))} trials"
+        trials = f"{between(*(f'{each:,}' for each in self.trials))} --trials"
         wide = f"{UNDECIDED}: these trials scatter too much to show a change of {100 * self.margin:.3g}%"
-        peeking = "to add trials to this one until it decides raises false alarms (peeking)"
+        peeking = "trials added to this one until it decides raise false alarms, unless by --until-decided"
         if self.seconds is None:
             return f"{wide}; a fresh run of {trials} has an 80% chance to show it; {peeking}"
         time = between(*(duration(each * self.seconds) for each in self.trials))
@@ -206,7 +206,8 @@ class Position(OfVerdict, frozen=True):
             f"[{percent(self.low)}, {percent(self.high)}]; {self.left}"
         )
         less = "more trials balance the orders"
-        return f"weakened by a {was}, more than half the margin; {less}" if self.weakens else f"{was}; {less}"
+        much = ", more than half of what counts as same, so the verdict is weaker than it looks"
+        return f"{was}{much if self.weakens else ''}; {less}"
 
 
 class SignFlip(OfVerdict, frozen=True):
@@ -222,8 +223,8 @@ class SignFlip(OfVerdict, frozen=True):
             named = ", ".join(f"{name} (p = {p:.3f})" for name, p in self.about_each)
             where = f"(sign-flip) disagrees with the t test on {named}"
         return (
-            f"a test that assumes no normal scatter {where}; the verdict stands, but may rest on one odd "
-            "trial; look at the trials one by one (bench report), and run again if one stands out"
+            f"a test that does not assume normal scatter {where}; the verdict stands, but may rest on one "
+            "odd trial; look at the trials one by one (bench report), and run again if one stands out"
         )
 
 
@@ -392,6 +393,7 @@ class Unattributed(OfVerdict, frozen=True):
     side: str
     share: float
     says = (
-        "{share:.1%} of the {side} arm's step is in no phase; it is code between two phases, or another "
+        "{share:.1%} of the {side} arm's step is in none of the engine's phases; it is code between two, or "
+        "another "
         "process on the host's core; stop other processes, or look at the gaps in bench profile"
     )

@@ -46,7 +46,7 @@ class Warning:
 
     @property
     def severity(self) -> Severity:
-        """What it does to the verdict."""
+        """What it says of the verdict."""
         return self.usual if self.weight is None else self.weight
 
     @property

@@ -96,11 +96,11 @@ def _readable(name: str, counter: Counter) -> tuple[str, Counter]:
 
 
 SECTIONS = (
-    Section(brief=claimed),
     Section(tables.changed_code, tables.changed_code),
     Section(tables.overlaid, tables.overlaid),
     Section(tables.in_turns, tables.in_turns),
     Section(tables.step_parts, tables.step_parts),
+    Section(brief=claimed),
     Section(tables.planted, tables.planted),
     Section(tables.detectable, tables.detectable),
     Section(tables.scatter),

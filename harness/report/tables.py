@@ -171,9 +171,9 @@ def step_parts(comparison: Comparison) -> str | None:
         if len(rows) == len(names) and all(row.change is not None for row in rows):
             host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows[1:])
             return (
-                f"Of the decode step's {difference(rows[0])} in {where}, host time that the device does not "
-                f"hide is {host} of a step ({names[1]}: the step if only that had changed), device time "
-                f"{device} ({names[2]})."
+                f"The decode step's {difference(rows[0])} in {where} is {host} from host time that the "
+                f"device does not hide ({names[1]}: the whole step, had only that changed), and {device} "
+                f"from device time ({names[2]})."
             )
     return None
 
@@ -359,9 +359,7 @@ def of_rounds(comparison: Comparison) -> str:
     """Why other metrics change by another share than the step in turns; "" where there were none."""
     if comparison.sliced is None:
         return ""
-    phases = any(name in definitions.PHASES_IN_TURNS for name in comparison.metrics)
-    what = "decode_step_ms and decode_phase_... are" if phases else "decode_step_ms is"
-    return f" {what} of turns; all else is of rounds, with arrivals, prefills and the client in it."
+    return " decode_... is of turns; all else is of rounds, with arrivals, prefills and the client in it."
 
 
 def chosen(comparison: Comparison) -> list[str]:

@@ -153,7 +153,7 @@ def test_the_mean_of_all_turns_is_explained_where_that_decides(tmp_path: Path) -
 
 def test_a_step_that_is_mostly_unattributed_is_warned_of(found: explain.Explained) -> None:
     assert found.step_us["unattributed"].share_before > 0.03
-    assert "of the before arm's step is in no phase" in warned(found)[0]
+    assert "of the before arm's step is in none of the engine's phases" in warned(found)[0]
 
 
 def test_one_arm_alone_is_explained_without_a_change(tmp_path: Path) -> None:

@@ -287,12 +287,12 @@ def moved(blocks: int = 6, place: float = 0.0, drift: float = 0.0, plan: Manifes
 
 def test_position_and_drift_are_checked() -> None:
     quiet = moved()
-    for word in ("weakened", "drift", "sign-flip", "same order"):
+    for word in ("weaker", "drift", "sign-flip", "same order"):
         assert word not in quiet
     told = moved(place=0.02)
-    assert "position effect: running last changes an arm by +2." in told
+    assert "position effect: running last makes an arm's time differ by +2." in told
     assert "by the orders drawn, that shifts an effect by up to 0." in told
-    assert "weakened by a position effect: running last changes an arm by +" in moved(place=0.2)
+    assert "so the verdict is weaker than it looks" in moved(place=0.2)
     assert "drift: the times of all arms changed by +5." in moved(drift=0.01)
     one_order = msgspec.structs.replace(planned_factorial("h2d,output"), orders=[[0, 1, 2, 3]] * 6)
     assert "every trial ran its arms in the same order; if running early" in moved(plan=one_order)

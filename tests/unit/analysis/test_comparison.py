@@ -294,7 +294,7 @@ def test_device_times_that_hold_host_work_split_no_step() -> None:
     """Half a millisecond of host work in them would be shown as the device's, and judged as none of the
     host's."""
     plan = manifest()
-    assert "exposed host time" in shown(result(plan=plan), 200)
+    assert "host time that the device does not hide" in shown(result(plan=plan), 200)
     for held in ("the model runner", None):
         arms = tuple(msgspec.structs.replace(arm, device_holds=held) for arm in plan.design.arms)
         held_there = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, arms=arms))

@@ -121,9 +121,9 @@ def test_the_change_of_the_step_is_told_by_its_parts() -> None:
     parts = tables.step_parts(only)
     assert parts is not None
     told = re.fullmatch(
-        r"Of the decode step's −10\.\d% in rounds, host time that the device does not hide is −10\.\d% "
-        r"\[.*\] of a step \(round_step_ms_host: the step if only that had changed\), device time "
-        r"\+0\.00% \[.*\] \(round_step_ms_device\)\.",
+        r"The decode step's −10\.\d% in rounds is −10\.\d% \[.*\] from host time that the device does not "
+        r"hide \(round_step_ms_host: the whole step, had only that changed\), and \+0\.00% \[.*\] from "
+        r"device time \(round_step_ms_device\)\.",
         parts,
     )
     assert told, parts  # the device takes 1 ms of each step there, whatever the step
