@@ -17,7 +17,7 @@ from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.analysis.stored import read_block, read_blocks, readable, result
 from overlap_bench.harness.metrics import definitions, ranks
 from overlap_bench.harness.metrics.block import Values
-from overlap_bench.harness.metrics.requests import gaps_ms, request_times
+from overlap_bench.harness.metrics.requests import request_times
 from overlap_bench.harness.metrics.steps import decode_intervals, phase_times
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.store import tables
@@ -241,14 +241,6 @@ class Run:
             raise api.BadSetting(f"{self.folder} is not a factorial, so it has no effects")
         columns = ["metric", "effect", "where", *factorial.CSV_COLUMNS]
         return pd.DataFrame(factorial.rows(self.result.factorial)).reindex(columns=columns)
-
-    def token_gaps(self) -> pd.DataFrame:
-        """One row per gap between two tokens of a served request in the engine: trial, arm, round, request,
-        itl_token_ms (float64)."""
-        served = self.requests[self.requests["error"] == ""]
-        counts = [max(0, len(stamps) - 1) for stamps in served["token_ns"]]
-        gaps = served[[*KEYS, "request"]].loc[served.index.repeat(counts)].reset_index(drop=True)
-        return gaps.assign(itl_token_ms=gaps_ms(served["token_ns"]))
 
 
 def load(run: str | Path) -> Run:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -189,24 +187,12 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Write what a run found as one file: a web page that needs nothing else, or markdown."""
-    with uncollected():
-        from overlap_bench.harness.report import html as reports
+    from overlap_bench.harness.report import html as reports
 
-        written = reports.write(run, out)
+    written = reports.write(run, out)
     sys.stdout.write(f"{written}\n")
     if opened and not _open(written):
         say("there is no browser, or no display to show it on: open the file where there is")
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Leave garbage while inside: the collector would look again and again at all that pandas and matplotlib
-    make when they are imported and while they draw, for a tenth of the time of a report."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _open(page: Path) -> bool:

@@ -59,12 +59,6 @@ class Event(msgspec.Struct, gc=False):
         return (self.pid, self.tid, self.rank)
 
 
-class Document(msgspec.Struct, rename="camel"):
-    """The form that is an object."""
-
-    trace_events: list[Event]
-
-
 class Ranked(msgspec.Struct):
     """Arguments that tools write that merge the traces of ranks."""
 
@@ -85,7 +79,6 @@ class Batch:
 
 EVENT = msgspec.json.Decoder(Event, strict=False)
 EVENTS = msgspec.json.Decoder(list[Event], strict=False)
-DOCUMENT = msgspec.json.Decoder(Document, strict=False)
 RANKED = msgspec.json.Decoder(Ranked, strict=False)
 FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -96,8 +89,8 @@ def begins(start: bytes) -> bool:
 
 
 def batches(path: Path) -> Iterator[Batch]:
-    """Every event, in the file's order. Raises BadFile where it can't be unpacked, and what msgspec raises
-    where it is no JSON, or no trace."""
+    """Every event, in the file's order. Raises BadFile where it can't be unpacked or is no trace, and what
+    msgspec raises where it is no JSON."""
     head, rest = b"", b""  # up to the first event; what is read and not yet handed out
     chunks = _Chunks(path)
     for chunk in chunks:
@@ -115,8 +108,8 @@ def batches(path: Path) -> Iterator[Batch]:
         if len(rest) > LARGEST:
             raise BadFile(f"{path} is not a Chrome trace: {LARGEST >> 20} MiB of it without an event")
     if not head:
-        yield Batch(DOCUMENT.decode(rest).trace_events)
-        return
+        msgspec.json.decode(rest)
+        raise BadFile(f"{path} is JSON, but not a Chrome trace: it has no list of traceEvents")
     last = _one_by_one(rest)
     if CLOSED.search(last.rest):  # that is no event either
         last.odd.append(last.rest)

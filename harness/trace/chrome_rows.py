@@ -281,7 +281,7 @@ ENDS = -2  # in place of the number of an event that begins
 
 
 def _ns(us: Decimal) -> int:
-    return round(us * 1000) if us.is_finite() and abs(us) <= LONGEST_US else UNTAKEN
+    return round(us * 1000) if us.is_finite() and -LONGEST_US <= us <= LONGEST_US else UNTAKEN
 
 
 def _args(event: Event) -> Args:

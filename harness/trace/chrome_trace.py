@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from overlap_bench.engines.api import BadFile
@@ -33,10 +32,8 @@ SAID_EVERY = 500_000  # events between two lines of progress
 WHOSE = re.compile(r"(?i)(?<![a-z])(rank|node|host|worker|tp|dp|pp|ep)[\s_:#=-]*(\d+)")
 IN_FRONT = re.compile(r"(.*?\D)\d+\s*", re.DOTALL)
 
-Progress = Callable[[str], None]
 
-
-def read(path: Path, progress: Progress) -> Trace:
+def read(path: Path, progress: events.Progress) -> Trace:
     """The whole trace. Raises BadFile, one line, where it is no Chrome trace, or holds nothing that a device
     did."""
     tables, said = Tables(), 0
@@ -47,8 +44,6 @@ def read(path: Path, progress: Progress) -> Trace:
                 said = tables.seen
                 progress(f"{path.name}: {tables.seen:,} events")
         tables.close()
-    except msgspec.ValidationError as error:
-        raise BadFile(f"{path} is JSON, but not a Chrome trace: {error}") from None
     except chrome_events.UNREADABLE as error:
         what = "is cut short" if "truncated" in str(error) else "is not JSON"
         raise BadFile(f"{path} {what}: {error}") from None
@@ -236,7 +231,9 @@ def _own_waits(ranges: Columns, phases: Ranges, names: Coder) -> Synchronization
 
 def _arrows(work: Columns, flows: Columns) -> tuple[Times, Calls]:
     """The rows of device work of ours that arrows end on, and where those begin."""
-    at, thread, begin = flows["start"], flows["thread"], _begins(work, flows)
+    at, thread, begin = flows["start"], flows["thread"], np.full(len(flows["start"]), NONE, np.int64)
+    if work["ours"].any():  # torch.profiler has arrows too, and none that is needed
+        begin = pairs.of_flows(flows["key"], flows["starts"])
     found_rows, found_begins = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for each in np.unique(work["thread"][work["ours"]]):
         here = np.flatnonzero(work["ours"] & (work["thread"] == each))
@@ -248,13 +245,6 @@ def _arrows(work: Columns, flows: Columns) -> tuple[Times, Calls]:
         found_begins.append(begin[ends[on_work]])
     chosen = np.concatenate(found_begins)
     return np.concatenate(found_rows), Calls(at[chosen], at[chosen], thread[chosen], flows["name"][chosen])
-
-
-def _begins(work: Columns, flows: Columns) -> Times:
-    """Where each arrow begins that ends; torch.profiler has arrows too, and none that is needed."""
-    if not work["ours"].any():
-        return np.full(len(flows["start"]), NONE, np.int64)
-    return pairs.of_flows(flows["key"], flows["starts"])
 
 
 def _as_calls(arrows: Calls, phases: Ranges) -> Calls:

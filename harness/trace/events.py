@@ -25,6 +25,7 @@ WORK_KINDS = ("kernel", "graph", "program", "copy", "memset")
 PROGRAMS = (KERNEL, GRAPH, PROGRAM)  # what makes a device busy
 
 NONE = -1  # no such row, no such name
+Progress = Callable[[str], None]  # gets a line now and then, while a file is read
 
 TABLES = ("ranges", "calls", "work", "copies", "synchronizations")  # of a Trace
 EVENT, STREAM_WAITS, STREAM, CONTEXT = "event", "stream waits for event", "stream", "context"

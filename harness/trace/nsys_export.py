@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,8 @@ MEMORIES = {0: "pageable", 1: "pinned", 2: "device", 3: "array", 4: "managed", 5
 FROM_HOST, TO_HOST = ("HtoD", "HtoA", "HtoH", "UVM HtoD"), ("DtoH", "AtoH", "UVM DtoH")
 SYNCHRONIZATIONS = {1: events.EVENT, 2: events.STREAM_WAITS, 3: events.STREAM, 4: events.CONTEXT}
 
-Progress = Callable[[str], None]
 
-
-def read(path: Path, progress: Progress) -> Trace:
+def read(path: Path, progress: events.Progress) -> Trace:
     """The whole export. Raises BadFile, one line, for a file that is cut short or damaged, that is no
     export, or that has neither rows of a GPU nor ranges."""
     check_whole(path)

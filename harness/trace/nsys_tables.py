@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_bench.engines.api import BadFile
-from overlap_bench.harness.trace.events import Coder
+from overlap_bench.harness.trace.events import Coder, Progress
 from overlap_bench.harness.trace.rows import Columns
 from overlap_bench.harness.trace.times import UNTAKEN
 
 CHUNK = 1_000_000  # rows between two lines of progress; bounds the memory that names take while they are read
 LEAST = f"({UNTAKEN + 1} - 1)"  # UNTAKEN as SQL, which has no literal for it
-
-Progress = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -32,7 +30,6 @@ class Tables:
     path: Path
     database: sqlite3.Connection
     progress: Progress
-    encoding: str = "utf-8"
     columns: dict[str, frozenset[str]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     names: Coder = field(default_factory=Coder)
@@ -42,7 +39,6 @@ class Tables:
         """See which tables there are. One whose name has a version stands in for the one without, where that
         is empty or missing: as a view of that name. What is like the wanted and unknown is warned of."""
         self.database.text_factory = lambda text: text.decode("utf-8", "backslashreplace")
-        self.encoding = self.value("PRAGMA encoding")
         for (table,) in self.database.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table'"
         ).fetchall():
@@ -122,7 +118,7 @@ class Tables:
             for chunk in self._chunks(table, ", ".join(expressions), source or table, where, np.dtype(kinds)):
                 found: Columns = {name: np.ascontiguousarray(chunk[name]) for name in columns}
                 if names:
-                    found["name"] = self.names.encode(chunk["name"], self._text)
+                    found["name"] = self.names.encode(chunk["name"], _text)
                 chunks.append(found)
         except (OverflowError, TypeError, ValueError) as error:
             raise BadFile(f"{self.path} is damaged: {table} has a cell that is no number: {error}") from None
@@ -145,5 +141,6 @@ class Tables:
             yield chunk
             self.progress(f"{table}: {read:,} of {rows:,} rows")
 
-    def _text(self, value: object) -> str:
-        return value.decode(self.encoding, "backslashreplace") if isinstance(value, bytes) else str(value)
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)

@@ -26,6 +26,8 @@ SILENCE = {"ranges": 3600 * SECOND}
 SHORT_SILENCE = SECOND // 10
 
 Span = tuple[Times, Times]  # starts and ends
+# Between which all times lie, and how far from 0 the first other one is, if that is far: else 0.
+Bounds = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +36,6 @@ class Faults:
 
     untaken: Flags
     unfinished: Flags
-
-
-@dataclass(frozen=True, slots=True)
-class _Bounds:
-    """Between which all times lie, and how far from 0 the first other one is, if that is far: else 0."""
-
-    low: int
-    high: int
-    from_zero: int = 0
 
 
 def faults(tables: Mapping[str, Span]) -> dict[str, Faults]:
@@ -59,21 +52,22 @@ def near_zero(times: Times) -> Flags:
     return (times >= -ZERO) & (times <= ZERO)
 
 
-def _of_table(start: Times, end: Times, bounds: _Bounds, silence: int) -> Faults | None:
+def _of_table(start: Times, end: Times, bounds: Bounds, silence: int) -> Faults | None:
+    low, high, from_zero = bounds
     unended = end < start
-    if start.min() > ZERO and start.min() >= bounds.low and end.max() <= bounds.high and not unended.any():
+    if start.min() > ZERO and start.min() >= low and end.max() <= high and not unended.any():
         return None  # as all of a sound trace: nothing is copied
-    untaken = (start < bounds.low) | (start > bounds.high) | (end > bounds.high)
+    untaken = (start < low) | (start > high) | (end > high)
     # What took no time at 0 is none either: whatever a device or a call does takes some.
     untaken |= (start == 0) & (end == 0)
-    if bounds.from_zero > silence:
+    if from_zero > silence:
         untaken |= near_zero(start)
     unfinished = unended & ~untaken
     return Faults(untaken, unfinished) if (untaken | unfinished).any() else None
 
 
-def _bounds(spans: Sequence[Span]) -> _Bounds:
-    """What few starts are far from and all others near, if there is such a part of all time."""
+def _bounds(spans: Sequence[Span]) -> Bounds:
+    """The part of all time that few starts are far from and all others near, if there is one."""
     low, high = -FARTHEST, FARTHEST
     starts = np.concatenate([np.empty(0, np.int64), *(_taken(start, low, high) for start, _ in spans)])
     if len(starts) and int(starts.max()) - int(starts.min()) > DAY:
@@ -88,7 +82,7 @@ def _bounds(spans: Sequence[Span]) -> _Bounds:
     if last - first <= DAY:
         high = min(high, last + DAY)
     length = max((int(_taken(end, low, high).max(initial=first)) for _, end in spans), default=first) - first
-    return _Bounds(low, high, first if first > APART * length else 0)
+    return low, high, first if first > APART * length else 0
 
 
 def _taken(times: Times, low: int, high: int) -> Times:

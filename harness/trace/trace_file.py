@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +11,8 @@ from overlap_bench.harness.trace.events import Trace
 
 REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
 
-Progress = Callable[[str], None]
 
-
-def read(path: Path, progress: Progress = lambda line: None) -> Trace:
+def read(path: Path, progress: events.Progress = lambda line: None) -> Trace:
     """The trace in columns; `progress` gets a line now and then. Raises BadFile, one line, for a file that
     is missing, empty, cut short, of no known format, or without anything that a device did (an export of nsys
     that has ranges is read all the same, with a warning)."""

@@ -18,9 +18,9 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -93,13 +93,8 @@ def why_skipped(prompt: int, answer: int, output: int | None, context: int) -> s
 # Text or JSON
 
 
-class Kind(Enum):
-    """What a line is. A string in quotes may also be a text that somebody wrote in quotes."""
-
-    TEXT = 1
-    STRING = 2
-    JSON = 3
-    PART = 4  # of some JSON
+# What a line is; a part is of some JSON. A string in quotes may also be a text that somebody wrote in quotes.
+Kind = Literal["text", "string", "JSON", "part"]
 
 
 def _values(path: str, content: bytes) -> Iterator[tuple[str, object]]:
@@ -112,13 +107,13 @@ def _values(path: str, content: bytes) -> Iterator[tuple[str, object]]:
         return
     lines = {f"{path}, line {number}": line for number, line in _lines(path, content)}
     kinds = {where: _kind(line) for where, line in lines.items()}
-    if Kind.TEXT not in kinds.values() and Kind.PART not in kinds.values():
+    if "text" not in kinds.values() and "part" not in kinds.values():
         for where, line in lines.items():
             yield where, _decoded(where, line)
         return
     promised = path.lower().endswith(JSON_NAMES)
     for where, kind in kinds.items():
-        if kind is Kind.PART or (kind is Kind.TEXT and (promised or Kind.JSON in kinds.values())):
+        if kind == "part" or (kind == "text" and (promised or "JSON" in kinds.values())):
             value = _decoded(where, lines[where], f"; give one value a line, or one list; {AS_JSON}")
             raise BadFile(f"{where} is {_shown(value)}, which is no prompt")
     yield from lines.items()
@@ -152,18 +147,18 @@ def _utf8(where: str, content: bytes) -> str:
 
 def _kind(line: str) -> Kind:
     if line[0] not in '[{"':
-        return Kind.TEXT
+        return "text"
     try:
         value, end = json.JSONDecoder().raw_decode(line)
     except json.JSONDecodeError as error:
         cut = error.pos >= len(line) or error.msg.startswith("Unterminated")
         part = line[0] != '"' and (cut or MEANT_AS_JSON.match(line))
-        return Kind.PART if part else Kind.TEXT
+        return "part" if part else "text"
     except (ValueError, RecursionError):
-        return Kind.PART
+        return "part"
     if end == len(line):
-        return Kind.STRING if isinstance(value, str) else Kind.JSON
-    return Kind.PART if not isinstance(value, str) and set(line[end:]) <= BEHIND_AN_ITEM else Kind.TEXT
+        return "string" if isinstance(value, str) else "JSON"
+    return "part" if not isinstance(value, str) and set(line[end:]) <= BEHIND_AN_ITEM else "text"
 
 
 def _decoded(where: str, item: str, remedy: str = "") -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +363,15 @@ def test_a_file_whose_values_cannot_be_is_refused_by_name(
 ) -> None:
     with pytest.raises(api.BadSetting, match=message):
         bring(edited(tmp_path, path, **values), to=tmp_path / "out")
+
+
+@pytest.mark.parametrize("digits", ["1" * 20, "1" * 400, "1" * 5000])
+@pytest.mark.parametrize(("path", "key"), [(VLLM, "duration"), (SGLANG, "mean_ttft_ms"), (VLLM, "completed")])
+def test_a_number_of_any_length_is_refused_or_read(tmp_path: Path, path: Path, key: str, digits: str) -> None:
+    changed = edited(tmp_path, path, **{key: "?"})
+    changed.write_text(changed.read_text().replace('"?"', digits))
+    with suppress(api.BadFile):
+        bring(changed, to=tmp_path / "out")
 
 
 def test_one_of_several_results_must_be_said(tmp_path: Path) -> None:

@@ -474,7 +474,7 @@ import sys
 import overlap_bench
 from overlap_bench.harness.cli.app import main
 run = overlap_bench.load("run")
-run.result, run.requests, run.steps, run.rounds, run.token_gaps
+run.result, run.requests, run.steps, run.rounds
 overlap_bench.compare("run")
 overlap_bench.load("factorial").effects
 for arguments in {reading!r}:

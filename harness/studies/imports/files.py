@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,14 @@ from overlap_bench.harness.studies.imports.result import Document, ToolResult
 
 TOOLS = (sglang, vllm, guidellm, aiperf)  # in the order in which they are asked whose a file is
 MORE = "Extra data"  # what json says of a second value
+# Python's knows Infinity and NaN, as the tools write them. What no 64 bits hold is no count and no time: as a
+# float it has no digits that would be too many.
+DECODER = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) <= 20 else float(digits))
+# Half of a surrogate pair, which no file or screen takes.
+HALF = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 KNOWN = ", ".join((vllm.TOOL, sglang.TOOL, guidellm.TOOL, aiperf.TOOL))
 OTHERS = {  # by keys that they write, and no tool above does
     "genai-perf (aiperf's predecessor)": {"request_latency", "input_config"},
@@ -76,33 +85,30 @@ def _looks(document: Document) -> str:
 
 
 def _objects(path: Path) -> list[Document]:
-    """The objects of a JSON file, which may hold one, one a line, or a list of them. By Python's decoder, as
-    the tools write Infinity and NaN."""
-    text = read_text(path)
+    """The objects of a JSON file, which may hold one, one a line, or a list of them."""
+    text = HALF.sub(r"\\ufffd", read_text(path))
     if not text.strip():
         raise api.BadFile(f"{path} is empty")
     try:
-        whole = json.loads(text)
-        values = whole if isinstance(whole, list) else [whole]
+        values = [DECODER.decode(text)]
     except json.JSONDecodeError as error:
-        if error.msg != MORE:
-            raise _not_json(path, error.lineno, error) from None
-        values = list(_of_lines(path, text))
-    for each in values:
+        lines = enumerate(text.split("\n") if error.msg == MORE else [text], 1)
+        values = [_decoded(path, number, line) for number, line in lines if line.strip()]
+    except RecursionError:
+        raise api.BadFile(f"{path} is not a result of {KNOWN}: its lists are too deep") from None
+    found = [each for value in values for each in (value if isinstance(value, list) else [value])]
+    for each in found:
         if not isinstance(each, dict):
             raise api.BadFile(f"{path} is not a result of {KNOWN}: it holds {json.dumps(each)[:LONGEST]}")
-    return values
+    return found
 
 
-def _of_lines(path: Path, text: str) -> Iterator[Any]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise _not_json(path, number, error) from None
-
-
-def _not_json(path: Path, line: int, error: json.JSONDecodeError) -> api.BadFile:
-    cut = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated")
-    return api.BadFile(f"{path} {'is cut short' if cut else 'is not JSON'} at line {line}: {error.msg}")
+def _decoded(path: Path, number: int, text: str) -> Any:
+    try:
+        return DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
+        where = f"line {number + error.lineno - 1}"
+        raise api.BadFile(
+            f"{path} {'is cut short' if cut else 'is not JSON'} at {where}: {error.msg}"
+        ) from None

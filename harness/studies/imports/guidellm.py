@@ -70,15 +70,11 @@ class Benchmark(msgspec.Struct):
     scheduler_metrics: SchedulerMetrics
 
 
-class Metadata(msgspec.Struct):
-    guidellm_version: str = ""
-
-
 class Report(msgspec.Struct):
     """A report with one of its benchmarks; see `benchmarks`."""
 
     benchmarks: list[Benchmark]
-    metadata: Metadata | None = None
+    metadata: dict[str, object] | None = None
 
 
 def recognised(document: Document) -> bool:
@@ -131,7 +127,7 @@ def read(document: Document) -> ToolResult:
     config = benchmark.config
     return ToolResult(
         tool=TOOL,
-        version="" if said.metadata is None else said.metadata.guidellm_version,
+        version=str((said.metadata or {}).get("guidellm_version", "")),
         measured=_moment(first),
         model=str(config.backend.get("model") or NOT_RECORDED),
         asked=result.in_words({**dict(sorted(config.strategy.items())), "data": config.requests.get("data")}),
