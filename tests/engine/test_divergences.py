@@ -1,7 +1,5 @@
 """Outputs that differ: where they part, and whether that is a near-tie or a fault."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What combines, and what a wrong setting is answered with."""
 
-from __future__ import annotations
-
 import pytest
 
 from overlap_bench.engines.api import BadSetting, find_engines, pick

@@ -1,7 +1,5 @@
 """`bench eval`: the engine answers lm-eval as transformers would, and what is said of two arms is right."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The built-in engine through the whole harness, and all that a round's row holds."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A delay that is planted: it is there, as long as asked, and changes no output; and whether it was seen."""
 
-from __future__ import annotations
-
 from itertools import cycle
 from typing import Any
 
@@ -260,7 +258,7 @@ def test_turns_with_another_process_on_the_card_are_not_taken_for_a_slow_clock(
         def __init__(self, enable_timing: bool) -> None: ...
         def record(self) -> None: ...
         def synchronize(self) -> None: ...
-        def elapsed_time(self, end: Event) -> float:
+        def elapsed_time(self, end: "Event") -> float:
             return next(took)
 
     spun: list[int] = []

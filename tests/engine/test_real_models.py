@@ -1,7 +1,5 @@
 """Models with weights and a tokenizer of their own, from a folder; and what a bad one is answered with."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

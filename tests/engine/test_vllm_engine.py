@@ -3,8 +3,6 @@
 What needs vLLM is an experiment: experiments/validation/engines.py.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Stored runs against each other: what is compared, what is refused, and what is said of it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The action for other projects: its shell steps, as a runner would run them, and what its files may do."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """An arm's own interpreter and environment, with real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`bench bisect` on a real repository, as a person runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Engines that do not keep to engines/api: the run says which did what, and gives no numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

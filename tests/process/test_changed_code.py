@@ -1,7 +1,5 @@
 """What the arms of a comparison ran of the code that they differ by, seen in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

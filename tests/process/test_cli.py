@@ -1,7 +1,5 @@
 """The command line in-process: exit codes, one line per error, and a light start."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

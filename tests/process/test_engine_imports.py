@@ -1,7 +1,5 @@
 """What the modules of engines/ import: downward, never in a circle, and nothing of the harness."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Experiments measured, stored, reread and laid beside what their sources say."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """`bench explain` on stored runs: what is printed, in every form, and what it refuses in one line."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Factorials: effects that were put in come out, what can't be told apart is said, and whole runs of them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Results that can't be written: a place that can't be had is bad usage, a full disk is a failed run."""
 
-from __future__ import annotations
-
 import errno
 import resource
 import subprocess

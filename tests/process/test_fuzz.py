@@ -1,7 +1,5 @@
 """Whatever a file or a command line holds, `bench` ends as documented, with a line that says why."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The gate: by hand, by simulation, in its words and files. On two refs: test_gate_refs.py."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The gate on two refs of a real repository."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What is asked of a lent card, rehearsed where the CPU plays it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """`bench import`: what other tools' files say is what the run says, what they lack is named, and nothing is
 decided by it."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A run of which blocks were left out still shows what it found, and says so where it can't."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

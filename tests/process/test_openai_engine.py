@@ -1,7 +1,5 @@
 """The openai engine against a small server on this machine, well-behaved and not: sockets are real."""
 
-from __future__ import annotations
-
 import gc
 import select
 import socket

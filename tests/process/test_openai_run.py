@@ -1,7 +1,5 @@
 """`bench run --engine openai`, as a person calls it: servers at addresses, and such that commands start."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Turns of servers that know nothing of them: a real one, with all that it starts."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """`bench profile`, as a person runs it: the built-in timeline, nsys in front of it, what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

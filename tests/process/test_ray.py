@@ -1,8 +1,6 @@
 """Runs on a real Ray cluster of several nodes on this machine: what is kept, and what is left, when a node, a
 worker or the driver dies. Skipped where Ray is not installed."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

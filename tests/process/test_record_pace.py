@@ -1,7 +1,5 @@
 """What is recorded of a card, rehearsed where the CPU plays it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

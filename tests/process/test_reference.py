@@ -1,7 +1,5 @@
 """What is committed under results/ is small, tells nothing of the machine that made it, and can be shown."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Whole runs of real processes on the clockwork engine: what is kept and what is left when one dies."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """`bench sensitivity`, as a person runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

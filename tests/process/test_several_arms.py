@@ -1,7 +1,5 @@
 """More than two arms in one interleaved run: their order, what is compared with what, and what it takes."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections import Counter

@@ -1,8 +1,6 @@
 """SGLang's own scheduler on a clock, 0.4.4's and today's, where BENCH_SGLANG044 and BENCH_SGLANG_PACED name
 interpreters that have them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

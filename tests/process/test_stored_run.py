@@ -1,7 +1,5 @@
 """A stored run from Python: its frames are what COLUMNS says, and its numbers are the command line's."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

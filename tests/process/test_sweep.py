@@ -1,7 +1,5 @@
 """Sweeps: from axes to points, what is refused, and a grid that goes on where it was killed."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

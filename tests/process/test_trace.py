@@ -1,7 +1,5 @@
 """The command `bench trace`, and files that are no traces."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

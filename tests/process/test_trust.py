@@ -4,8 +4,6 @@ The runs are such as a stranger would make: the machine's fingerprint is copied,
 file, or waits to be sent a key.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import multiprocessing

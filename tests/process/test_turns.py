@@ -1,8 +1,6 @@
 """Turns, by real hosts: one arm runs at a time, one that computes while it is parked is told of, and one that
 keeps its turn, or dies in it, is named."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """vLLM itself on a CPU, where BENCH_VLLM names an interpreter that has it (engines/vllm/README.md)."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

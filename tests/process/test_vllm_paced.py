@@ -1,7 +1,5 @@
 """vLLM's own host code at a GPU's pace, where BENCH_VLLM names an interpreter that has it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

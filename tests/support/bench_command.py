@@ -1,7 +1,5 @@
 """Runs `bench` as a person does, in a process, and knows every process below it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import signal

@@ -1,7 +1,5 @@
 """What every device promises; run against the emulated one and, where there is a card, against CUDA."""
 
-from __future__ import annotations
-
 import threading
 from time import perf_counter_ns
 

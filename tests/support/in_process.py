@@ -1,7 +1,5 @@
 """`bench` in the test's own process: seconds less than in one of its own."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

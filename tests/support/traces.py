@@ -1,7 +1,5 @@
 """Small traces, and what an analysis says of one."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An engine that takes turns, and does so well or badly: a step is a sleep, and there is no device."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

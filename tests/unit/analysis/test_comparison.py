@@ -1,7 +1,5 @@
 """From stored blocks to the JSON object: what each metric, output, count and limit comes to."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

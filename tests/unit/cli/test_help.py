@@ -1,7 +1,5 @@
 """The help: short at first, whole where it is asked for, and made of the texts as they were written."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

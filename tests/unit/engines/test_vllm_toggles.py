@@ -1,7 +1,5 @@
 """vLLM's argued changes as toggles, where there is no vLLM: what each declares, and what our own sides do."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -1,7 +1,5 @@
 """Metrics of steps against cases worked out by hand, and properties that must hold."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Designs and the settings they are made from: order, seeds, merging, and one reason for each refusal."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache

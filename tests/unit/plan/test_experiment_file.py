@@ -1,7 +1,5 @@
 """The experiments of harness/plan/claims: valid on every device, strict, and true to what they quote."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

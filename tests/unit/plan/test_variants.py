@@ -1,7 +1,5 @@
 """What engines/variants.toml may hold: bases, variants that build on them, and one line for what is wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What a terminal shows of a comparison: what answers the question, on one screen; --all has the rest."""
 
-from __future__ import annotations
-
 from io import StringIO
 from typing import Any
 

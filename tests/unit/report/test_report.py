@@ -1,8 +1,6 @@
 """The report of a run as a file: what it says first, that it needs nothing else, and that a run's own words
 stay words."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

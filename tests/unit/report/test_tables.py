@@ -1,7 +1,5 @@
 """What is printed of a comparison: the sentence, the tables, the csv."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

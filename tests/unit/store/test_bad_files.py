@@ -1,7 +1,5 @@
 """A file that is at fault is told apart from a setting that is: BadFile, one line that names it."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable
 from pathlib import Path

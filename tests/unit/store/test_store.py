@@ -1,7 +1,5 @@
 """Run folders: what survives, what is refused, and with which reason."""
 
-from __future__ import annotations
-
 import errno
 import warnings
 from datetime import datetime

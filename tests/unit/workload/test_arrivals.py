@@ -1,7 +1,5 @@
 """When requests are due, and how long they are: against the distributions that they are drawn from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Files of prompts: what is asked of each form, what is skipped, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Replayed traces: what is read, what prompts are made of it, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from itertools import pairwise

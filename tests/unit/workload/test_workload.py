@@ -1,7 +1,5 @@
 """Workloads: what is refused, what is planned, and that a plan depends on its seed alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec
