@@ -14,9 +14,9 @@ from overlap_bench.engines.api import STEP_KINDS
 from overlap_bench.harness.metrics.definitions import SLICED
 from tests.support.bench_command import PATIENCE_S, compared
 from tests.support.in_process import ended
+from tests.support.places import ROOT
 from tests.support.small_sglang import DELAY_NS
 
-ROOT = Path(__file__).resolve().parents[2]
 PYTHON = {
     "sglang": os.environ.get("BENCH_SGLANG_PACED", ""),
     "sglang_044": os.environ.get("BENCH_SGLANG044", ""),
