@@ -19,6 +19,7 @@ from tests.support.clockwork import installed
 from tests.support.in_process import done, ended, refused
 from tests.support.places import ROOT
 from tests.support.processes import ends
+from tests.support.refusals import refusal
 from tests.support.repositories import commit, fingerprint, git
 
 EXAMPLE = ROOT / "examples" / "own_engine"
@@ -139,9 +140,7 @@ def test_a_gate_that_is_ended(repository: Path, environment: dict[str, str], by:
 
 @pytest.mark.parametrize("name", ["^HEAD", "--all", "-v", "HEAD^{tree}", ""])
 def test_a_ref_that_is_no_commit_is_refused(repository: Path, name: str) -> None:
-    with pytest.raises(api.BadSetting) as refused:
-        worktrees.resolve(name, repository)
-    assert "\n" not in str(refused.value)
+    refusal(lambda: worktrees.resolve(name, repository))
 
 
 def test_a_ref_that_a_shallow_clone_lacks_is_told_of_from_every_kind_of_checkout(
