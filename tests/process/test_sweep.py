@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
 
 import overlap_bench
 from overlap_bench.engines import api
@@ -32,8 +31,9 @@ from overlap_bench.harness.store.tables import write_block
 from tests.support.bench_command import last_line, start
 from tests.support.clockwork import CLOCKWORK
 from tests.support.in_process import bench, ended, refused
-from tests.support.made_blocks import blocks, described, manifest
+from tests.support.made_blocks import blocks, described, manifest, shown
 from tests.support.made_runs import stored_sweep
+from tests.support.refusals import refusal
 
 ENGINES = {"overlap": SPEC}
 
@@ -115,9 +115,7 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
     assert sweep_tables.conclusion(result) == (
         "Sweep over concurrency: 2 points on the emulated device: tpot_ms_p50 faster in 2."
     )
-    text = io.StringIO()
-    Console(file=text, width=120).print(*page.terminal_page(sweep_tables.page(result), 120), sep="\n")
-    said = " ".join(text.getvalue().split())
+    said = " ".join(shown(result, 120).split())
     row = result.comparisons[1].metrics["tpot_ms_p50"]
     levels = f"{formatting.number(row.before)} → {formatting.number(row.after)}"
     for part in ("Change of tpot_ms_p50, margin ±1%", "−9.9%", levels, "with its verdict at 5%", "Levels"):
@@ -211,11 +209,11 @@ def test_what_is_no_sweep_and_what_is_no_run_is_one_line(tmp_path: Path) -> None
         overlap_bench.load_sweep(folder / "run-0")
 
 
-def test_a_sweep_goes_on_as_it_was_asked_for(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_sweep_goes_on_as_it_was_asked_for(tmp_path: Path) -> None:
     folder = stored_sweep(tmp_path / "a-sweep")
     for more in (("--over", "concurrency=1,4"), ("--trials", "3")):
-        assert bench(monkeypatch, "sweep", "--resume", str(folder), *more) == 2
-        assert "leave the other options out" in last_line(capsys.readouterr().err)
+        said = bench("sweep", "--resume", str(folder), *more, code=2).err
+        assert "leave the other options out" in said
 
 
 def test_the_floors_of_a_point_lie_beside_its_sweep(tmp_path: Path) -> None:
@@ -241,9 +239,7 @@ def test_another_commit_or_other_points_are_refused(
     else:
         now = msgspec.structs.replace(now, points=now.points[:2])
     sweep.check_resume(stored, stored)
-    with pytest.raises(StoreError) as caught:
-        sweep.check_resume(stored, now)
-    assert message in str(caught.value)
+    assert message in refusal(lambda: sweep.check_resume(stored, now), StoreError)
 
 
 # -- whole sweeps -----------------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ import io
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -16,35 +17,32 @@ from overlap_bench.harness.common.processes import below
 from tests.support.bench_command import last_line
 
 
-def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of a `bench` run in this process."""
-    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        app.main()
-    code = caught.value.code
-    assert isinstance(code, int)
-    return code
+class Printed(NamedTuple):
+    code: int
+    out: str
+    err: str
 
 
-def ended(environment: Mapping[str, str], folder: Path, *arguments: str) -> tuple[int, str, str]:
+def bench(*arguments: str, code: int = 0) -> Printed:
+    """What a `bench` run in this process printed; it ended so."""
+    printed = _printed(arguments)
+    assert printed.code == code, printed.err
+    return printed
+
+
+def ended(environment: Mapping[str, str], folder: Path, *arguments: str) -> Printed:
     """What `start(environment, folder, *arguments).end()` gives, of a `bench` run in this process: in that
     folder and that environment, its path for modules included. No process of it is left."""
     before = below()
-    stdout, stderr = (io.TextIOWrapper(io.BytesIO(), newline="") for _ in range(2))
-    with (
-        patch.dict(os.environ, environment, clear=True),
-        pytest.MonkeyPatch.context() as here,
-        redirect_stdout(stdout),
-        redirect_stderr(stderr),
-    ):
+    with patch.dict(os.environ, environment, clear=True), pytest.MonkeyPatch.context() as here:
         for place in reversed(environment.get("PYTHONPATH", "").split(os.pathsep)):
             if place:
                 here.syspath_prepend(place)
         here.chdir(folder)
         here.setattr(tempfile, "tempdir", None)  # TMPDIR is read once
-        code = bench(here, *arguments)
+        printed = _printed(arguments)
     assert below() <= before
-    return code, *(_written(each) for each in (stdout, stderr))
+    return printed
 
 
 def done(environment: Mapping[str, str], folder: Path, *arguments: str) -> str:
@@ -62,6 +60,17 @@ def refused(environment: Mapping[str, str], folder: Path, *arguments: str, code:
     return last_line(stderr)
 
 
-def _written(stream: io.TextIOWrapper) -> str:
-    stream.seek(0)
-    return stream.read()
+def _printed(arguments: Sequence[str]) -> Printed:
+    out, err = (io.TextIOWrapper(io.BytesIO(), newline="") for _ in range(2))
+    with (
+        patch.object(sys, "argv", ["bench", *arguments]),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
+        app.main()
+    code = end.value.code
+    assert isinstance(code, int)
+    for stream in (out, err):
+        stream.seek(0)
+    return Printed(code, out.read(), err.read())
