@@ -263,7 +263,7 @@ RUN = (
 
 
 def bench(where: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    code, stdout, stderr = ended(os.environ, where, *arguments, "--out", "results")
+    code, stdout, stderr = ended(os.environ, where, *arguments, "--out", "results", code=None)
     return code, json.loads(stdout or "{}"), stderr
 
 

@@ -75,8 +75,7 @@ def test_a_regression_between_two_refs_fails_and_names_the_metric(
     monkeypatch.delitem(sys.modules, "paced_engine", raising=False)
     alone = {**environment, "PYTHONPATH": environment["PYTHONPATH"].removesuffix(f":{repository}")}
     asked = ("--base-ref", "base", "--head-ref", "slower", "--trials", "12")  # two do, but for a busy machine
-    code, stdout, stderr = ended(alone, repository, *QUICK, *SEGMENTS, *asked)
-    assert code == 1, stderr
+    _, stdout, stderr = ended(alone, repository, *QUICK, *SEGMENTS, *asked, code=1)
     assert "can't be loaded" not in stderr
     assert "Gate: FAIL. paced: decode_step_ms regressed by more than 10%" in " ".join(stdout.split())
     assert "ref=base" in stdout
@@ -91,7 +90,9 @@ def test_two_refs_of_the_same_speed_do_not_fail(repository: Path, environment: d
     engine.write_text(engine.read_text() + BROKEN)
     hook = {"GIT_DIR": ".git", "GIT_INDEX_FILE": str(repository / ".git" / "index"), "GIT_PREFIX": ""}
     arguments = ("--base-ref", "base", "--head-ref", "tidied", "--format", "json", "--max-regression", "90%")
-    code, stdout, stderr = ended({**environment, **hook}, repository, *QUICK, *SEGMENTS, *arguments)
+    code, stdout, stderr = ended(
+        {**environment, **hook}, repository, *QUICK, *SEGMENTS, *arguments, code=None
+    )
     assert code in (0, 3), stderr
     result = json.loads(stdout)
     assert result["gate"]["verdict"] in ("pass", "undecided")
@@ -107,8 +108,7 @@ def test_a_patch_that_makes_it_slower_fails_and_one_that_is_in_already_is_refuse
     """The engine is a module by itself. What is installed stays as it is; the run keeps the diff."""
     (tmp_path / "slower.diff").write_text(git(repository, "diff", "base", "slower"))
     asked = (f"--after=patch={tmp_path / 'slower.diff'}", "--trials", "12")  # two do, but for a busy machine
-    code, stdout, stderr = ended(environment, repository, *QUICK, *SEGMENTS, *asked, "--format", "json")
-    assert code == 1, stderr
+    stdout = ended(environment, repository, *QUICK, *SEGMENTS, *asked, "--format", "json", code=1).out
     result = json.loads(stdout)
     assert result["gate"]["verdict"] == "fail"
     assert result["comparisons"][0]["after"]["patch"]["files"] == ["paced_engine.py"]

@@ -20,8 +20,7 @@ from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.tables import read_block, table_path
 from overlap_bench.harness.studies.imports import files
 from overlap_bench.harness.studies.imports import run as importing
-from tests.support.bench_command import last_line
-from tests.support.in_process import bench
+from tests.support.in_process import bench, complaint
 from tests.support.made_blocks import warned
 from tests.support.places import FIXTURES, REFERENCE
 
@@ -305,9 +304,7 @@ def test_what_is_no_result_is_one_line(monkeypatch, tmp_path: Path, text: str, m
     path = tmp_path / "results.json"
     path.write_text(text)
     monkeypatch.chdir(tmp_path)
-    error = bench("import", str(path), code=2).err
-    assert error.count("\n") == 1
-    assert message in last_line(error)
+    assert message in complaint("import", str(path))
     assert not (tmp_path / "results").exists()
 
 

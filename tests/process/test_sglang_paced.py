@@ -194,6 +194,5 @@ def test_a_diff_is_measured_and_our_own_side_does_not_take_its_place(tmp_path: P
     (ran,) = found["changed_code"]["in_rounds"]
     assert ran.endswith("SchedulerOutputStreamer._stream_output_generation")
     sides = ("--set", patch, "--before", "flag_scan=installed", "--after", "flag_scan=one-pass")
-    code, _, stderr = ended({**os.environ}, tmp_path, "run", *few, *sides)
-    assert code == 2
+    stderr = ended({**os.environ}, tmp_path, "run", *few, *sides, code=2).err
     assert "flag_scan=one-pass does not fit: it is our own rewriting" in stderr

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,9 @@ from overlap_bench.harness.store import sweep
 from overlap_bench.harness.store.files import SWEEP_FILE, StoreError, write_json
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
 from overlap_bench.harness.store.tables import write_block
-from tests.support.bench_command import last_line, start
+from tests.support.bench_command import start
 from tests.support.clockwork import CLOCKWORK
-from tests.support.in_process import bench, ended, refused
+from tests.support.in_process import bench, done, ended, refused
 from tests.support.made_blocks import blocks, described, manifest, shown
 from tests.support.made_runs import stored_sweep
 from tests.support.refusals import refusal
@@ -250,14 +249,9 @@ def test_a_sweep_that_is_killed_goes_on(environment: dict[str, str], tmp_path: P
     over = ("--over", "num-requests=2,4")
     bench = start(environment, tmp_path, "sweep", *few, *over)
     bench.wait_for("point 2 of 2: num_requests=4")
-    bench.popen.send_signal(signal.SIGINT)
-    code, _, stderr = bench.end()
+    said = bench.interrupt()
     (folder,) = (tmp_path / "results").iterdir()
-    assert code == 130
-    assert (
-        last_line(stderr)
-        == f"bench: interrupted; 1 of 2 points are done, go on with --resume results/{folder.name}"
-    )
+    assert said == f"bench: interrupted; 1 of 2 points are done, go on with --resume results/{folder.name}"
     assert folder.name.split("-", 2)[2].startswith("sweep-num_requests-")
     first = next(path for path, each in sweep.runs_in(folder) if each.design.workload.num_requests == 2)
     kept = {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.is_file()}
@@ -265,12 +259,10 @@ def test_a_sweep_that_is_killed_goes_on(environment: dict[str, str], tmp_path: P
     other = ("sweep", *few, "--over", "num-requests=2,6", "--resume", str(folder))
     assert "can't resume" in refused(environment, tmp_path, *other)
 
-    code, stdout, stderr = ended(environment, tmp_path, "sweep", "--resume", str(folder), "--format", "json")
-    assert code == 0, stderr
+    _, stdout, stderr = ended(environment, tmp_path, "sweep", "--resume", str(folder), "--format", "json")
     assert "point 1 of 2" not in stderr
     result = json.loads(stdout)
     assert result["stopped_because"] == "all 2 points done"
     assert [each["outputs"]["compared"] for each in result["comparisons"]] == [8, 16]
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    code, stdout, _ = ended(environment, tmp_path, "sweep", str(folder), "--format", "json")
-    assert (code, json.loads(stdout)) == (0, result)
+    assert json.loads(done(environment, tmp_path, "sweep", str(folder), "--format", "json")) == result

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.support import nsys_export as made
-from tests.support.in_process import bench
+from tests.support.in_process import bench, complaint
 from tests.support.traces import SPLIT, refused, two
 
 
@@ -27,9 +27,7 @@ def test_the_command_prints_tables_that_fit_a_pipe(tmp_path: Path) -> None:
 
 def test_bad_input_is_one_line_and_exit_2(tmp_path: Path) -> None:
     none = tmp_path / "none.sqlite"
-    printed = bench("trace", str(none), code=2)
-    assert not printed.out
-    assert printed.err == f"bench: cannot read the trace {none}: No such file or directory\n"
+    assert complaint("trace", str(none)) == f"bench: cannot read the trace {none}: No such file or directory"
 
 
 def test_a_missing_and_an_empty_file_are_refused(tmp_path: Path) -> None:

@@ -96,6 +96,13 @@ class Bench:
         stdout, _ = self.popen.communicate(timeout=seconds)
         return self.popen.returncode, stdout, self.stderr.read_text()
 
+    def interrupt(self) -> str:
+        """Ctrl-C, and the last line that is said after it; no result is."""
+        self.popen.send_signal(signal.SIGINT)
+        code, stdout, stderr = self.end()
+        assert (code, stdout) == (130, ""), stderr
+        return last_line(stderr)
+
     def left(self) -> list[psutil.Process]:
         """Processes of the run that still live."""
         return [each for each in self.seen.values() if _runs(each)]

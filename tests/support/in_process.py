@@ -23,16 +23,24 @@ class Printed(NamedTuple):
     err: str
 
 
-def bench(*arguments: str, code: int = 0) -> Printed:
-    """What a `bench` run in this process printed; it ended so."""
+def bench(*arguments: str, code: int | None = 0) -> Printed:
+    """What a `bench` run in this process printed; it ended so, or as it liked (None)."""
     printed = _printed(arguments)
-    assert printed.code == code, printed.err
+    assert code in (printed.code, None), printed.err
     return printed
 
 
-def ended(environment: Mapping[str, str], folder: Path, *arguments: str) -> Printed:
-    """What `start(environment, folder, *arguments).end()` gives, of a `bench` run in this process: in that
-    folder and that environment, its path for modules included. No process of it is left."""
+def complaint(*arguments: str) -> str:
+    """The only line of a `bench` run in this process that was asked for what is wrong."""
+    printed = bench(*arguments, code=2)
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert printed.err.startswith("bench: ")
+    return printed.err.strip()
+
+
+def ended(environment: Mapping[str, str], folder: Path, *arguments: str, code: int | None = 0) -> Printed:
+    """As `bench`, in that folder and that environment, its path for modules included. No process of it is
+    left."""
     before = below()
     with patch.dict(os.environ, environment, clear=True), pytest.MonkeyPatch.context() as here:
         for place in reversed(environment.get("PYTHONPATH", "").split(os.pathsep)):
@@ -40,24 +48,22 @@ def ended(environment: Mapping[str, str], folder: Path, *arguments: str) -> Prin
                 here.syspath_prepend(place)
         here.chdir(folder)
         here.setattr(tempfile, "tempdir", None)  # TMPDIR is read once
-        printed = _printed(arguments)
+        printed = bench(*arguments, code=code)
     assert below() <= before
     return printed
 
 
 def done(environment: Mapping[str, str], folder: Path, *arguments: str) -> str:
     """The stdout of a `bench` run that went well."""
-    code, stdout, stderr = ended(environment, folder, *arguments)
-    assert code == 0, stderr
-    return stdout
+    return ended(environment, folder, *arguments).out
 
 
 def refused(environment: Mapping[str, str], folder: Path, *arguments: str, code: int = 2) -> str:
     """The last line of a `bench` run that printed no result and ended so."""
-    found, stdout, stderr = ended(environment, folder, *arguments)
-    assert (found, stdout) == (code, ""), stderr
-    assert last_line(stderr).startswith("bench: ")
-    return last_line(stderr)
+    printed = ended(environment, folder, *arguments, code=code)
+    assert printed.out == ""
+    assert last_line(printed.err).startswith("bench: ")
+    return last_line(printed.err)
 
 
 def _printed(arguments: Sequence[str]) -> Printed:
