@@ -1,7 +1,5 @@
 """What all tests share: a marker for each folder, where runs are signed, and a profiler's real export."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Devices that outlive engines: starting one costs seconds, loading a model onto it a fraction of one."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 

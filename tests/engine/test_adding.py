@@ -1,7 +1,5 @@
 """A toggle is a file among the toggles, and a pair in variants.toml: nothing else is written for it."""
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from dataclasses import replace

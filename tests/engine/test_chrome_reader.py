@@ -1,7 +1,5 @@
 """Chrome traces, ours and torch.profiler's: what is read of them, and what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """engines/devices/cuda.py on a stand-in for torch.cuda: its own logic, without a card."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from time import perf_counter_ns
 

@@ -1,7 +1,5 @@
 """A delay in a phase is spent by whoever does the phase, and stands in its record (`bench sensitivity`)."""
 
-from __future__ import annotations
-
 from itertools import cycle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The emulated device: a real second process, a tiny module (tests/support/device_module.py)."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

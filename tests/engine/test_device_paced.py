@@ -1,7 +1,5 @@
 """The emulated device with a pace: its programs compute, and take exactly as long as they are told."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import cast

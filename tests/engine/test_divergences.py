@@ -1,7 +1,5 @@
 """Outputs that differ: where they part, and whether that is a near-tie or a fault."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -265,7 +263,7 @@ RUN = (
 
 
 def bench(where: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    code, stdout, stderr = ended(os.environ, where, *arguments, "--out", "results")
+    code, stdout, stderr = ended(os.environ, where, *arguments, "--out", "results", code=None)
     return code, json.loads(stdout or "{}"), stderr
 
 

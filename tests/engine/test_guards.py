@@ -3,8 +3,6 @@
 Chaos holds back device streams and the forward thread at random, so that what can overtake does.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

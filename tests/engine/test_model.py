@@ -1,7 +1,5 @@
 """The device's programs against transformers, and proof that a mistake in a step's metadata shows."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Stop strings and cancellation: what is sent, what is held back, and what is dropped."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import msgspec

@@ -1,7 +1,5 @@
 """The built-in engine through the whole harness, and all that a round's row holds."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -55,8 +53,7 @@ def test_a_trace_that_does_not_fit_is_refused_at_the_first_boot(tmp_path: Path) 
     rows = ["Timestamp,Request tokens,Response tokens", *["1,8,2"] * 7, "1,800,200"]
     trace.write_text("\n".join(rows))
     asked = ("--arrival", "trace", "--trace", str(trace))
-    code, _, stderr = ended(installed(tmp_path), tmp_path, "run", *OVERLAP, *asked)
-    assert code == 2
+    stderr = ended(installed(tmp_path), tmp_path, "run", *OVERLAP, *asked, code=2).err
     assert "up to 1000 tokens, input and output, and the context holds 512: trace_scale=0.51" in stderr
     assert "done" not in stderr
     assert not list((tmp_path / "results").iterdir())

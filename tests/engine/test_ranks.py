@@ -3,8 +3,6 @@
 Each boot of a rank starts two processes, so there are few of them here, and each shows several things.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

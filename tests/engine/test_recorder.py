@@ -1,7 +1,5 @@
 """Step records: what a phase cost, and what did not fit. Tracing: what a tool and a timeline are told."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Sampling: the numbers, the filters against transformers' own, the frequencies against the distribution."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The scheduler and the block pool, without a device: nothing is lost, doubled or leaked."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 

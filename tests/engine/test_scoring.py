@@ -1,8 +1,6 @@
 """Scores of forced tokens equal transformers' log-probabilities, whatever the toggles, and a missing guard
 shows in them."""
 
-from __future__ import annotations
-
 import math
 import random
 from functools import cache

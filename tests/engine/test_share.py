@@ -1,7 +1,5 @@
 """How other ranks are told of a step: all of it arrives, and no step's in place of another's."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 

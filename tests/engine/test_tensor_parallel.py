@@ -1,7 +1,5 @@
 """A model divided among ranks, each a thread here: what they get together is what the whole model gets."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

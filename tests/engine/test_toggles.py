@@ -1,7 +1,5 @@
 """What a toggle does besides leaving the tokens as they are: by its counters and the step records."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading

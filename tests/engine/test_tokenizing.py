@@ -1,7 +1,5 @@
 """Tokenizing on worker threads: the same tokens, nothing lost, a loop that sleeps is woken."""
 
-from __future__ import annotations
-
 import os
 import select
 import threading

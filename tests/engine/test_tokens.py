@@ -1,7 +1,5 @@
 """Greedy tokens equal transformers' generate(), whatever the toggles, with and without chaos."""
 
-from __future__ import annotations
-
 import itertools
 
 import msgspec

@@ -1,7 +1,5 @@
 """The transformers engine, with the real library: its tokens, its order, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -3,8 +3,6 @@
 What needs vLLM is an experiment: experiments/validation/engines.py.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -14,6 +12,7 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.engines.vllm import SPEC
 from overlap_bench.engines.vllm.engine import build
+from tests.support.refusals import refusal
 
 needs_none = pytest.mark.skipif(find_spec("vllm") is not None, reason="says what happens without vLLM")
 HEAVY = "{'torch', 'transformers', 'tokenizers', 'numpy', 'vllm', 'harness', 'pandas', 'zmq'}"
@@ -44,9 +43,7 @@ def test_a_declaration_and_the_host_import_nothing_heavy(module: str, has: set[s
 
 @needs_none
 def test_without_vllm_one_line_says_what_to_install() -> None:
-    with pytest.raises(api.BadSetting) as refusal:
-        build(api.EngineOptions(), SPEC.check({}))
-    message = str(refusal.value)
+    message = refusal(lambda: build(api.EngineOptions(), SPEC.check({})))
     assert message.startswith(f"{sys.executable} has no vLLM: pip install vllm llguidance ")
     assert "--set python=PATH" in message
     assert "\n" not in message

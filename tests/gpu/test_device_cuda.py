@@ -1,7 +1,5 @@
 """The same promises as the emulated device's, on a card."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The same engine on a real GPU: `pytest -m gpu`. CI has none and skips these."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A model that spans two cards, over NCCL, its decode captured with the all-reduces in it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

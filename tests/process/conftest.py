@@ -1,7 +1,5 @@
 """What several files start: `bench` with the clockwork engine, and sessions of this process."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 

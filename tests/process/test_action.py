@@ -1,7 +1,5 @@
 """The action for other projects: its shell steps, as a runner would run them, and what its files may do."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -89,8 +87,8 @@ class Runner:
         loaded: dict[str, Any] = yaml.safe_load(self.action.read_text())
         return loaded
 
-    def run(self, name: str) -> subprocess.CompletedProcess[str]:
-        """The step of that name."""
+    def run(self, name: str, code: int = 0) -> str:
+        """What the step of that name prints; it ends so."""
         (step,) = (each for each in self.file["runs"]["steps"] if each["name"].startswith(name))
         assert step["shell"] == "bash"
         script, told = self.workspace.parent / "step.sh", self.workspace.parent / "told"
@@ -106,7 +104,8 @@ class Runner:
         )
         pairs = (line.split("=", 1) for line in told.read_text().splitlines())
         self.outputs[step.get("id", name)] = dict(pairs)
-        return done
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
 
     @property
     def summary(self) -> str:
@@ -186,18 +185,17 @@ def test_the_job_ends_as_the_gate_did_and_undecided_is_always_called_so(
     green: bool,
 ) -> None:
     job = runner(says=says, ends=ends, **{"on-undecided": on_undecided})
-    assert job.run("Name what").returncode == 0
-    done = job.run("Gate")
-    assert done.returncode == 0, done.stderr
+    job.run("Name what")
+    printed = job.run("Gate")
     assert job.outputs["gate"] == {"verdict": verdict}
     said = "bench: the engine died" if ends == 4 else "2%25 of it."
-    assert f"::{level} title=bench gate::Gate: {says}. {said}" in done.stdout
+    assert f"::{level} title=bench gate::Gate: {says}. {said}" in printed
     assert f"**Gate: {says}. " in job.summary
-    assert (job.run("End as").returncode == 0) == green
+    job.run("End as", code=0 if green else 1)
 
 
 def test_a_job_whose_gate_did_not_come_to_run_fails(runner: Callable[..., Runner]) -> None:
-    assert runner().run("End as").returncode == 1
+    runner().run("End as", code=1)
 
 
 def test_a_pull_request_is_compared_with_the_commit_that_it_was_merged_into(
@@ -206,7 +204,7 @@ def test_a_pull_request_is_compared_with_the_commit_that_it_was_merged_into(
     """Not with what its branch is by now: that would be the head's regression, backwards."""
     job = runner()
     job.run("Name what")
-    assert job.run("Gate").returncode == 0
+    job.run("Gate")
     base = git(job.workspace, "rev-parse", "main").strip()
     assert f"--head-ref HEAD --base-ref {base} --engine yours" in job.calls[-1]
     assert "--history" not in job.calls[-1]
@@ -226,17 +224,16 @@ def test_a_gate_without_a_base_says_what_to_do(
     if not origin:
         git(job.workspace, "update-ref", "-d", "refs/remotes/origin/main")
     job.run("Name what")
-    done = job.run("Gate")
-    assert done.returncode == 1
-    assert "::error title=bench gate::" in done.stdout
-    assert said in done.stdout
+    printed = job.run("Gate", code=1)
+    assert "::error title=bench gate::" in printed
+    assert said in printed
 
 
 def test_what_is_measured_is_words_and_never_a_program(runner: Callable[..., Runner]) -> None:
     job = runner(gate="--engine yours --prompt 'two words' $(touch ran) `touch ran`;touch ran\n--seed 1 *")
     (job.workspace / "a-file").write_text("")
     job.run("Name what")
-    assert job.run("Gate").returncode == 0
+    job.run("Gate")
     assert not (job.workspace / "ran").exists()
     assert job.calls[-1].endswith("--prompt two words $(touch ran) `touch ran`;touch ran --seed 1 *")
 
@@ -262,29 +259,26 @@ def test_a_change_in_the_history_is_bisected(
     job = runner(
         "schedule", gate=asked, says="UNDECIDED. It moved, as no gate before showed", ends=3, base="v1.0"
     )
-    assert job.run("Gate").returncode == 0
+    job.run("Gate")
     assert job.outputs["gate"] == {"verdict": "undecided", "moved": "true"}
     job.environment["ENDS"] = str(ends)
     job.inputs = {**job.inputs, "bisect-minutes": "45"}
-    done = job.run("Bisect")
-    assert done.returncode == 0, done.stderr
+    printed = job.run("Bisect")
     assert job.calls[-1] == (
         "-P -m overlap_bench bisect --history bench-gate/history.jsonl --max-minutes 45 --out "
         "bench-gate/bisect --engine yours --set x=y z --concurrency 16"
     )
     if culprit is None:
-        assert "::warning title=bench bisect::bench: no way from a to b" in done.stdout
+        assert "::warning title=bench bisect::bench: no way from a to b" in printed
         return
-    assert "::notice title=bench bisect::abc “slow” made it slower: 2%25 of it." in done.stdout
+    assert "::notice title=bench bisect::abc “slow” made it slower: 2%25 of it." in printed
     assert (job.workspace / "bench-gate" / "culprit").read_text() == culprit
 
 
 @pytest.mark.parametrize("event", ["pull_request_target", "workflow_run"])
 def test_a_pull_request_never_runs_beside_secrets(runner: Callable[..., Runner], event: str) -> None:
-    done = runner(event).run("Refuse")
-    assert done.returncode == 1
-    assert "use pull_request" in done.stdout
-    assert runner().run("Refuse").returncode == 0
+    assert "use pull_request" in runner(event).run("Refuse", code=1)
+    runner().run("Refuse")
 
 
 def test_the_whole_job_on_the_example(
@@ -307,11 +301,11 @@ def test_the_whole_job_on_the_example(
     job.inputs = {**job.inputs, "python": sys.executable}
     path = f"{values['PYTHONPATH']}{os.pathsep}{repository}"
     job.environment = {**values, **job.environment, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
-    assert job.run("Name what").returncode == 0
-    done = job.run("Gate")
+    job.run("Name what")
+    job.run("Gate")
     # Which metric it is that this machine can gate best is the machine's, and one that others keep busy may
     # say nothing: what a gate decides is another test's.
-    assert job.outputs["gate"]["verdict"] in ("fail", "undecided"), done.stdout + done.stderr
+    assert job.outputs["gate"]["verdict"] in ("fail", "undecided")
     recommended, _, rest = job.summary.partition("**Gate: ")
     assert rest.startswith(job.outputs["gate"]["verdict"].upper())
     assert "On this machine: --metric " in recommended or "No limit that was tried" in recommended
@@ -356,7 +350,7 @@ def test_a_pull_request_to_vllm_is_gated_by_what_each_side_changes_of_the_releas
     (gating,) = (step for step in steps(file) if step.get("uses", "").startswith("OWNER/"))
     job = runner(**{**gating["with"], "gate": gating["with"]["gate"].replace("${{ env.ARMS }}", arms)})
     job.run("Name what")
-    assert job.run("Gate").returncode == 0
+    job.run("Gate")
     assert " gate --out bench-gate --plan bench-gate/calibration.json --engine vllm --pace " in job.calls[-1]
     assert job.calls[-1].endswith(f" --num-requests 64{arms}")
 
@@ -431,8 +425,7 @@ def kept(job: Runner) -> Path:
 def test_the_gate_is_shown_on_the_pull_request_of_the_event(commenting: Callable[..., Runner]) -> None:
     job = commenting()
     kept(job).write_text("**Gate: UNDECIDED. ruled out: more than 3%**\n\nthanks to @somebody\n")
-    done = job.run("Comment")
-    assert done.returncode == 0, done.stderr
+    job.run("Comment")
     assert "head=a-fork:faster" in job.calls[0]
     assert job.calls[-1] == "api --method POST repos/them/engine/issues/7/comments -F body=@comment.md"
     posted = (job.workspace / "posted").read_text()
@@ -450,7 +443,7 @@ def test_a_pull_request_has_one_comment(commenting: Callable[..., Runner]) -> No
     ]
     job = commenting(comments=said)
     kept(job).write_text("**Gate: PASS.**\n")
-    assert job.run("Comment").returncode == 0
+    job.run("Comment")
     assert job.calls[-1] == "api --method PATCH repos/them/engine/issues/comments/2 -F body=@comment.md"
 
 
@@ -464,8 +457,7 @@ def test_what_a_fork_kept_shows_nothing_of_this_job_and_fits(
     other = job.workspace / "bench-gates" / "bench-gate-other-0"
     other.mkdir()
     (other / "gate.md").write_text("**Gate: PASS.**\n" + "@" * 50_000)
-    done = job.run("Comment")
-    assert done.returncode == 0, done.stderr
+    job.run("Comment")
     posted = (job.workspace / "posted").read_text()
     assert "a-secret" not in posted
     assert "Gate: PASS" in posted
@@ -481,8 +473,7 @@ def test_a_bisection_is_shown_on_the_pull_request_that_brought_the_commit(
     (folder / "bisect.md").write_text("**abc made it slower**\n\nthanks to @somebody\n")
     for text, calls in (("$(touch gone)", 0), ("c" * 40 + "\n", 2)):
         (folder / "culprit").write_text(text)
-        done = job.run("Show a bisection")
-        assert done.returncode == 0, done.stderr
+        job.run("Show a bisection")
         assert len(job.calls if (job.workspace / "calls").exists() else []) == calls
     assert job.calls[0] == f"api repos/them/engine/commits/{'c' * 40}/pulls"
     assert job.calls[1] == "api --method POST repos/them/engine/issues/5/comments -F body=@comment.md"

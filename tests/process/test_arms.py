@@ -1,7 +1,5 @@
 """An arm's own interpreter and environment, with real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -15,9 +13,9 @@ import psutil
 import pytest
 
 from overlap_bench.harness.store.manifest import read_manifest
-from tests.support.bench_command import PATIENCE_S, Bench, last_line, start
+from tests.support.bench_command import PATIENCE_S, Bench, start
 from tests.support.clockwork import CLOCKWORK
-from tests.support.in_process import done, ended
+from tests.support.in_process import done, refused
 
 SMALL = ("--trials", "1", "--rounds", "1", "--num-requests", "4", "--max-new-tokens", "4")
 
@@ -95,16 +93,11 @@ def test_an_interpreter_that_lacks_what_a_host_needs_is_told(
 ) -> None:
     bare = virtual_environment(tmp_path / "bare", packages=False)
     without = {**environment, "PYTHONPATH": os.pathsep.join(environment["PYTHONPATH"].split(os.pathsep)[:4])}
-    code, _, stderr = ended(environment | without, tmp_path, "run", *CLOCKWORK, "--after", f"python={bare}")
-    assert code == 2
-    message = f"bench: can't start after with {bare}: ModuleNotFoundError: No module named 'msgspec'"
-    assert last_line(stderr) == message
+    said = refused(environment | without, tmp_path, "run", *CLOCKWORK, "--after", f"python={bare}")
+    assert said == f"bench: can't start after with {bare}: ModuleNotFoundError: No module named 'msgspec'"
 
 
 def test_a_program_that_is_no_python_is_told(environment: dict[str, str], tmp_path: Path) -> None:
-    code, _, stderr = ended(environment, tmp_path, "run", *CLOCKWORK, "--before", "python=/bin/true", *SMALL)
-    assert code == 2
-    assert last_line(stderr) == (
-        "bench: can't start before with /bin/true: it is not a Python that can run an engine"
-    )
+    said = refused(environment, tmp_path, "run", *CLOCKWORK, "--before", "python=/bin/true", *SMALL)
+    assert said == "bench: can't start before with /bin/true: it is not a Python that can run an engine"
     assert not list((tmp_path / "results").iterdir())

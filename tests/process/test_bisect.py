@@ -1,7 +1,5 @@
 """`bench bisect` on a real repository, as a person runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -13,7 +11,7 @@ import pytest
 from overlap_bench.harness.cli import app
 from tests.support.bench_command import finished, only_run, start
 from tests.support.clockwork import installed
-from tests.support.in_process import ended, refused
+from tests.support.in_process import done, refused
 from tests.support.places import ROOT
 from tests.support.processes import ends
 from tests.support.repositories import commit, fingerprint, git
@@ -59,11 +57,8 @@ def test_killed_and_gone_on_with_it_names_the_commit(repository: Path, environme
     folder = only_run(repository)
     kept = finished(folder)
     assert kept
-    code, stdout, stderr = ended(
-        environment, repository, "bisect", "--resume", str(folder), "--format", "json"
-    )
-    assert code == 0, stderr
-    found = json.loads(stdout)
+    resume = ("bisect", "--resume", str(folder), "--format", "json")
+    found = json.loads(done(environment, repository, *resume))
     whole = finished(folder)
     assert {number: whole[number] for number in kept} == kept
     assert found["trials"] == len(whole)
@@ -75,8 +70,7 @@ def test_killed_and_gone_on_with_it_names_the_commit(repository: Path, environme
     assert "NotImplementedError" in skipped["skipped"]
     assert json.loads((folder / "summary.json").read_text())["culprit"] == culprit
 
-    code, again, _ = ended(environment, repository, "bisect", str(folder))
-    assert code == 0
+    again = done(environment, repository, "bisect", str(folder))
     assert "made it slower: decode_step_ms +" in again
     assert fingerprint(repository / ".git") == before
     git(repository, "bisect", "replay", str(folder / "bisect.log"))  # git takes what it leaves

@@ -1,7 +1,5 @@
 """`bench bisect` from its first trial to its answer, with trials that are drawn."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

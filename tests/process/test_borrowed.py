@@ -1,8 +1,6 @@
 """The trees of refs: whole, as the user's own checkout of them would be, and taken from a repository in which
 nothing changes, whatever kind of one it is and whatever a hook has exported."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

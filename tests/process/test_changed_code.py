@@ -1,7 +1,5 @@
 """What the arms of a comparison ran of the code that they differ by, seen in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -195,15 +193,13 @@ def test_a_gate_on_a_change_that_no_request_runs_is_undecided_and_one_on_other_f
     (repository / "made.py").write_text("VERSION = 1")
     asked = ("gate", *QUICK, "--trials", "1", "--base-ref", "base", "--head-ref", "head")
 
-    code, stdout, stderr = ended(beside(environment, repository), repository, *asked)
-    assert (code, stdout) == (2, "")
+    stderr = ended(beside(environment, repository), repository, *asked, code=2).err
     assert (
         f"files of the project that a build made and base does not have: {repository / 'made.py'}" in stderr
     )
     assert "--overlay 'made.py'" in last_line(stderr)
 
-    code, stdout, stderr = ended(beside(environment, repository), repository, *asked, "--overlay", "made.py")
-    assert code == 3, stderr
+    stdout = ended(beside(environment, repository), repository, *asked, "--overlay", "made.py", code=3).out
     found = json.loads(stdout)
     (folder,) = (repository / "results").glob("*-paced-*")
     changed = read_manifest(folder).changed_code
@@ -218,10 +214,8 @@ def test_a_gate_on_a_change_that_no_request_runs_is_undecided_and_one_on_other_f
     # What the user did not commit, and Python finds in the checkout.
     git(repository, "rm", "--quiet", "--cached", "fast_map.py")
     git(repository, "commit", "--quiet", "-m", "without")
-    code, stdout, stderr = ended(
-        beside(environment, repository), repository, *asked[:-1], "HEAD", "--overlay", "made.py"
-    )
-    assert (code, stdout) == (2, "")
+    of_head = (*asked[:-1], "HEAD", "--overlay", "made.py")
+    stderr = ended(beside(environment, repository), repository, *of_head, code=2).err
     assert "after was to run the code of HEAD, and ran files of the project from elsewhere: " in stderr
     assert str(repository / "fast_map.py") in last_line(stderr)
 

@@ -1,7 +1,5 @@
 """The command line in-process: exit codes, one line per error, and a light start."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +8,9 @@ import pytest
 
 from overlap_bench.engines.api import profiles
 from overlap_bench.harness.cli import measure
-from tests.support.bench_command import last_line, start
+from tests.support.bench_command import last_line
 from tests.support.clockwork import installed
-from tests.support.in_process import bench
+from tests.support.in_process import bench, complaint, refused
 
 
 @pytest.mark.parametrize(
@@ -198,83 +196,61 @@ from tests.support.in_process import bench
 )
 def test_bad_input_is_one_line_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     arguments: str,
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert bench(monkeypatch, *arguments.split()) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert output.err.startswith("bench: ")
-    assert output.err.count("\n") == 1
-    assert message in output.err
+    assert message in complaint(*arguments.split())
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("arguments", ["", "experiment"])
-def test_no_command_gives_help_and_no_empty_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str
-) -> None:
-    assert bench(monkeypatch, *arguments.split()) == 2
-    output = capsys.readouterr()
+def test_no_command_gives_help_and_no_empty_line(arguments: str) -> None:
+    output = bench(*arguments.split(), code=2)
     assert output.err == ""
     assert "Usage: bench" in output.out
 
 
-def test_debug_adds_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(monkeypatch, "run", "--variant", "nothing-like-it-at-all", "--debug") == 2
-    text = capsys.readouterr().err
+def test_debug_adds_a_traceback() -> None:
+    text = bench("run", "--variant", "nothing-like-it-at-all", "--debug", code=2).err
     assert "Traceback" in text
     assert last_line(text).startswith("bench: unknown variant")
 
 
-def test_the_unexpected_is_exit_code_4(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_unexpected_is_exit_code_4(monkeypatch: pytest.MonkeyPatch) -> None:
     def break_down(*_: object) -> None:
         raise ZeroDivisionError("a fault\nof two lines")
 
     monkeypatch.setattr(measure, "_measure", break_down)
-    assert bench(monkeypatch, "run", "--variant", "pinned-h2d") == 4
     message = "bench: unexpected ZeroDivisionError: a fault of two lines; --debug shows where\n"
-    assert capsys.readouterr().err == message
+    assert bench("run", "--variant", "pinned-h2d", code=4).err == message
 
 
-def test_a_shortage_is_named_and_exit_code_4(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shortage_is_named_and_exit_code_4(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_out(*_: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(measure, "_measure", run_out)
-    assert bench(monkeypatch, "run", "--variant", "pinned-h2d") == 4
-    assert capsys.readouterr().err.startswith("bench: memory is used up; end other processes")
+    said = "bench: memory is used up; end other processes"
+    assert bench("run", "--variant", "pinned-h2d", code=4).err.startswith(said)
 
 
-def test_a_ctrl_c_outside_of_a_measurement_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_ctrl_c_outside_of_a_measurement_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(results: Path) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("overlap_bench.harness.studies.doctor.examine", interrupted)
-    assert bench(monkeypatch, "doctor") == 130
-    assert capsys.readouterr().err == "bench: interrupted\n"
+    assert bench("doctor", code=130).err == "bench: interrupted\n"
 
 
-def test_variants_are_listed_and_shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_variants_are_listed_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    assert bench(monkeypatch, "variants") == 0
-    listed = capsys.readouterr().out
+    listed = bench("variants").out
     assert "pinned-h2d" in listed
     assert "roseinfer" in listed
     assert "\nh2d  " in listed
-    assert bench(monkeypatch, "variants", "pinned-h2d") == 0
-    full = capsys.readouterr().out
+    full = bench("variants", "pinned-h2d").out
     for word in (
         "h2d=pageable", "h2d=pinned", "roseinfer", "expected on emulated", "5.5%", "round_step_ms_host",
         "engines/overlap/toggles/h2d.py",
@@ -282,41 +258,30 @@ def test_variants_are_listed_and_shown(
         assert word in full
 
 
-def test_claims_stand_beside_what_was_measured_and_one_can_be_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bench(monkeypatch, "variants", "--claims", "--format", "csv") == 0
-    head, *lines = capsys.readouterr().out.splitlines()
-    assert bench(monkeypatch, "variants", "pinned-h2d", "--claims", "--format", "csv") == 0
-    assert capsys.readouterr().out.splitlines() == [
+def test_claims_stand_beside_what_was_measured_and_one_can_be_asked_for(tmp_path: Path) -> None:
+    head, *lines = bench("variants", "--claims", "--format", "csv").out.splitlines()
+    assert bench("variants", "pinned-h2d", "--claims", "--format", "csv").out.splitlines() == [
         head,
         *(line for line in lines if line.startswith("pinned-h2d,")),
     ]
     page = tmp_path / "claims.html"
-    assert bench(monkeypatch, "variants", "--claims", "-o", str(page)) == 0
-    assert capsys.readouterr().out == f"{page}\n"
+    assert bench("variants", "--claims", "-o", str(page)).out == f"{page}\n"
     assert page.read_text().count("<tr>") == 1 + len(lines)
 
 
-def test_engines_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(monkeypatch, "engines") == 0
-    listed = capsys.readouterr().out
+def test_engines_are_listed() -> None:
+    listed = bench("engines").out
     assert "overlap" in listed
     assert "pageable" in listed
-    assert bench(monkeypatch, "engines", "overlap") == 0
-    (one, *_) = capsys.readouterr().out.splitlines()
+    (one, *_) = bench("engines", "overlap").out.splitlines()
     assert one.startswith("overlap: ")
     assert one in listed
-    assert bench(monkeypatch, "engines", "overlop") == 2
-    assert "did you mean overlap?" in capsys.readouterr().err
+    assert "did you mean overlap?" in bench("engines", "overlop", code=2).err
 
 
-def test_the_doctor_looks_at_everything(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_doctor_looks_at_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    assert bench(monkeypatch, "doctor") == 0
-    report = capsys.readouterr().out
+    report = bench("doctor").out
     for what in ("device", "versions", "nsys", "cores", "governor", "turbo", "load average", "steal",
                  "other processes", "huge pages", "swap", "memory", "scheduler slice"):  # fmt: skip
         assert what in report
@@ -352,19 +317,13 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("it is there")
-    environment = installed(tmp_path)
-    code, _, stderr = start(environment, tmp_path, "run", "--engine", "overlap", "--device", "cuda").end()
-    assert code == 2
-    assert "cuda" in last_line(stderr)
-    assert last_line(stderr).startswith("bench: ")
+    asked = ("run", "--engine", "overlap", "--device", "cuda")
+    assert "cuda" in refused(installed(tmp_path), tmp_path, *asked)
 
 
-def test_devices_lists_every_profile_with_its_source(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_devices_lists_every_profile_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    assert bench(monkeypatch, "devices") == 0
-    listed = " ".join(capsys.readouterr().out.split())
+    listed = " ".join(bench("devices").out.split())
     for name, profile in profiles().items():
         assert f"{name} {profile.summary}" in listed
         assert profile.source in listed
@@ -386,13 +345,10 @@ def test_devices_lists_every_profile_with_its_source(
     ],
 )
 def test_an_option_goes_on_working_by_its_old_name_and_a_line_names_the_new_one(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     asked: tuple[str, ...],
     said: str,
     means: str,
 ) -> None:
-    assert bench(monkeypatch, "run", "--variant", "pinned-h2d", *asked) == 2
-    first, second = capsys.readouterr().err.splitlines()
+    first, second = bench("run", "--variant", "pinned-h2d", *asked, code=2).err.splitlines()
     assert first == f"bench: {said}"
     assert means in second

@@ -1,7 +1,5 @@
 """What a turn is told of other work on the machine: real processes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What `bench doctor` finds of a machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

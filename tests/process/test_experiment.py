@@ -1,11 +1,8 @@
 """Experiments measured, stored, reread and laid beside what their sources say."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
-import signal
 from functools import cache
 from pathlib import Path
 
@@ -43,8 +40,8 @@ from overlap_bench.harness.store.files import SCHEMA_VERSION, read_summary
 from overlap_bench.harness.store.manifest import read_manifest
 from overlap_bench.harness.store.tables import Block
 from overlap_bench.harness.studies import experiment
-from tests.support.bench_command import last_line, only_run, start
-from tests.support.in_process import ended
+from tests.support.bench_command import only_run, start
+from tests.support.in_process import done, ended
 from tests.support.made_blocks import block, blocks, manifest, side
 from tests.support.places import REFERENCE
 
@@ -108,18 +105,15 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
 ) -> None:
     bench = start(environment, tmp_path, "experiment", "run", write(tmp_path))
     bench.wait_for("trial 1 of 4 done")
-    bench.popen.send_signal(signal.SIGINT)
-    code, _, stderr = bench.end()
-    assert code == 130
+    said = bench.interrupt()
     folder = only_run(tmp_path)
-    assert f"go on with bench experiment run --resume {folder.relative_to(tmp_path)}" in last_line(stderr)
+    assert f"go on with bench experiment run --resume {folder.relative_to(tmp_path)}" in said
 
-    code, _, stderr = ended(environment, tmp_path, "experiment", "show", str(folder))
-    assert (code, "is not finished" in stderr or "lacks trial" in stderr) == (2, True)
+    stderr = ended(environment, tmp_path, "experiment", "show", str(folder), code=2).err
+    assert "is not finished" in stderr or "lacks trial" in stderr
 
     resume = ("experiment", "run", "--resume", str(folder), "--format", "json")
-    code, stdout, stderr = ended(environment, tmp_path, *resume)
-    assert code == 0, stderr
+    _, stdout, stderr = ended(environment, tmp_path, *resume)
     assert "trial 1 of 4" not in stderr
     result = json.loads(stdout)
     assert {(each["workload"], each["trials"]) for each in result["runs"]} == {("few", 4), ("many", 4)}
@@ -136,8 +130,7 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
     ]
 
     show = ("experiment", "show", str(folder), "--format", "json")
-    code, stdout, _ = ended(environment, tmp_path, *show)
-    assert (code, json.loads(stdout)) == (0, result)
+    assert json.loads(done(environment, tmp_path, *show)) == result
     assert not bench.left()
 
     run = folder / "clocks-few"  # an ordinary run, of the same boots as the other
@@ -159,8 +152,7 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
 
 def test_outputs_that_differ_fail_the_experiment(environment: dict[str, str], tmp_path: Path) -> None:
     few = ("--rounds", "1")
-    code, stdout, stderr = ended(environment, tmp_path, "experiment", "run", write(tmp_path, "shifted"), *few)
-    assert code == 1, stderr
+    stdout = ended(environment, tmp_path, "experiment", "run", write(tmp_path, "shifted"), *few, code=1).out
     assert "Outputs: 48 of 96 identical." in stdout
     assert "clocks: 4 trials of 1 round, asked for in place of the experiment's 4 of 2" in stdout
 

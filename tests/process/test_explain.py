@@ -1,7 +1,5 @@
 """`bench explain` on stored runs: what is printed, in every form, and what it refuses in one line."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -198,13 +196,10 @@ def test_the_ranks_of_a_model_are_shown_one_by_one_and_the_slowest_has_a_line(tm
     assert "waiting for the slowest rank" in shown
 
 
-def test_every_form_says_the_same(
-    run: Path, found: explain.Explained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_form_says_the_same(run: Path, found: explain.Explained) -> None:
     shown = {}
     for form in ("table", "markdown", "json", "csv"):
-        assert bench(monkeypatch, "explain", str(run), "--format", form) == 0
-        shown[form] = capsys.readouterr().out
+        shown[form] = bench("explain", str(run), "--format", form).out
     told = json.loads(shown["json"])
     rows = {row["part"]: row for row in csv.DictReader(io.StringIO(shown["csv"]))}
     assert list(rows) == ["interval", *PARTS]

@@ -1,10 +1,7 @@
 """Results that can't be written: a place that can't be had is bad usage, a full disk is a failed run."""
 
-from __future__ import annotations
-
 import errno
 import resource
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,48 +15,23 @@ from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.files import WriteFailed, append_text, write_json, write_text
 from overlap_bench.harness.studies import sweep
-from tests.support.bench_command import BENCH, last_line
 from tests.support.clockwork import CLOCKWORK, installed
-from tests.support.in_process import done
+from tests.support.in_process import done, refused
 from tests.support.made_blocks import blocks
-from tests.support.made_runs import stored, stored_sweep
+from tests.support.made_runs import stored_sweep
 
 FULL = 64  # bytes that still fit into a file: as on a full disk a write fails, and every folder can be made
 TOO_LARGE = "File too large"  # what the system says of it
 
 
-def limited(most: int) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-
 @contextmanager
 def full_disk() -> Iterator[None]:
-    before, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limited(FULL)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FULL, before[1]))
     try:
         yield
     finally:
-        limited(before)
-
-
-def bench_on_a_full_disk(where: Path, environment: dict[str, str], *arguments: str) -> tuple[int, str]:
-    """Exit code and stderr."""
-    done = subprocess.run(
-        [*BENCH, *arguments],
-        env=environment,
-        cwd=where,
-        preexec_fn=lambda: limited(FULL),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stderr
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A finished run."""
-    return Path(stored(tmp_path / "results", "a-run"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_what_does_not_fit_is_no_fault_of_what_was_asked(tmp_path: Path) -> None:
@@ -86,21 +58,14 @@ def test_a_run_whose_summary_does_not_fit_has_failed_and_can_go_on(tmp_path: Pat
     whole = summary.read_text()
     summary.unlink()
     again = ("run", "--resume", f"results/{folder.name}")
-    code, stderr = bench_on_a_full_disk(tmp_path, environment, *again)
-    assert code == 4, stderr
-    assert last_line(stderr) == (
+    with full_disk():
+        said = refused(environment, tmp_path, *again, code=4)
+    assert said == (
         f"bench: can't write results/{folder.name}/summary.json: {TOO_LARGE}; 1 of 1 trials are kept, go on "
         f"with bench run --resume results/{folder.name}"
     )
     done(environment, tmp_path, *again)
     assert summary.read_text() == whole
-
-
-def test_a_gate_whose_page_does_not_fit_has_failed(run: Path, tmp_path: Path) -> None:
-    gate = ("gate", str(run), "--out", "out")
-    code, stderr = bench_on_a_full_disk(tmp_path, installed(tmp_path), *gate)
-    assert code == 4, stderr
-    assert last_line(stderr) == f"bench: can't write out/gate.md: {TOO_LARGE}"
 
 
 def test_a_sweep_with_no_room_for_its_next_point_has_failed(

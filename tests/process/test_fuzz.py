@@ -1,7 +1,5 @@
 """Whatever a file or a command line holds, `bench` ends as documented, with a line that says why."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -27,8 +25,8 @@ from overlap_bench.harness.common import machine
 from overlap_bench.harness.serve import mock
 from overlap_bench.harness.studies.evaluation import evaluate
 from overlap_bench.harness.workload.arrivals import ARRIVALS
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "results" / "reference"
 DOCUMENTED = {0, 1, 2, 3, 4, 129, 130, 143}
 LONGEST_LINE = 2000  # characters of an error

@@ -1,7 +1,5 @@
 """The gate on two refs of a real repository."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -21,6 +19,7 @@ from tests.support.clockwork import installed
 from tests.support.in_process import done, ended, refused
 from tests.support.places import ROOT
 from tests.support.processes import ends
+from tests.support.refusals import refusal
 from tests.support.repositories import commit, fingerprint, git
 
 EXAMPLE = ROOT / "examples" / "own_engine"
@@ -76,8 +75,7 @@ def test_a_regression_between_two_refs_fails_and_names_the_metric(
     monkeypatch.delitem(sys.modules, "paced_engine", raising=False)
     alone = {**environment, "PYTHONPATH": environment["PYTHONPATH"].removesuffix(f":{repository}")}
     asked = ("--base-ref", "base", "--head-ref", "slower", "--trials", "12")  # two do, but for a busy machine
-    code, stdout, stderr = ended(alone, repository, *QUICK, *SEGMENTS, *asked)
-    assert code == 1, stderr
+    _, stdout, stderr = ended(alone, repository, *QUICK, *SEGMENTS, *asked, code=1)
     assert "can't be loaded" not in stderr
     assert "Gate: FAIL. paced: decode_step_ms regressed by more than 10%" in " ".join(stdout.split())
     assert "ref=base" in stdout
@@ -92,7 +90,9 @@ def test_two_refs_of_the_same_speed_do_not_fail(repository: Path, environment: d
     engine.write_text(engine.read_text() + BROKEN)
     hook = {"GIT_DIR": ".git", "GIT_INDEX_FILE": str(repository / ".git" / "index"), "GIT_PREFIX": ""}
     arguments = ("--base-ref", "base", "--head-ref", "tidied", "--format", "json", "--max-regression", "90%")
-    code, stdout, stderr = ended({**environment, **hook}, repository, *QUICK, *SEGMENTS, *arguments)
+    code, stdout, stderr = ended(
+        {**environment, **hook}, repository, *QUICK, *SEGMENTS, *arguments, code=None
+    )
     assert code in (0, 3), stderr
     result = json.loads(stdout)
     assert result["gate"]["verdict"] in ("pass", "undecided")
@@ -108,8 +108,7 @@ def test_a_patch_that_makes_it_slower_fails_and_one_that_is_in_already_is_refuse
     """The engine is a module by itself. What is installed stays as it is; the run keeps the diff."""
     (tmp_path / "slower.diff").write_text(git(repository, "diff", "base", "slower"))
     asked = (f"--after=patch={tmp_path / 'slower.diff'}", "--trials", "12")  # two do, but for a busy machine
-    code, stdout, stderr = ended(environment, repository, *QUICK, *SEGMENTS, *asked, "--format", "json")
-    assert code == 1, stderr
+    stdout = ended(environment, repository, *QUICK, *SEGMENTS, *asked, "--format", "json", code=1).out
     result = json.loads(stdout)
     assert result["gate"]["verdict"] == "fail"
     assert result["comparisons"][0]["after"]["patch"]["files"] == ["paced_engine.py"]
@@ -141,9 +140,7 @@ def test_a_gate_that_is_ended(repository: Path, environment: dict[str, str], by:
 
 @pytest.mark.parametrize("name", ["^HEAD", "--all", "-v", "HEAD^{tree}", ""])
 def test_a_ref_that_is_no_commit_is_refused(repository: Path, name: str) -> None:
-    with pytest.raises(api.BadSetting) as refused:
-        worktrees.resolve(name, repository)
-    assert "\n" not in str(refused.value)
+    refusal(lambda: worktrees.resolve(name, repository))
 
 
 def test_a_ref_that_a_shallow_clone_lacks_is_told_of_from_every_kind_of_checkout(

@@ -1,7 +1,5 @@
 """What is asked of a lent card, rehearsed where the CPU plays it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -11,8 +9,8 @@ import pytest
 import torch
 
 from tests.support.bench_command import PATIENCE_S
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 CHECK = (sys.executable, "-m", "experiments.gpu.check")
 PLAYED = os.pathsep.join([str(ROOT / "tests/support/card"), str(ROOT)])
 

@@ -1,8 +1,6 @@
 """`bench import`: what other tools' files say is what the run says, what they lack is named, and nothing is
 decided by it."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress
@@ -22,8 +20,7 @@ from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.tables import read_block, table_path
 from overlap_bench.harness.studies.imports import files
 from overlap_bench.harness.studies.imports import run as importing
-from tests.support.bench_command import last_line
-from tests.support.in_process import bench
+from tests.support.in_process import bench, complaint
 from tests.support.made_blocks import warned
 from tests.support.places import FIXTURES, REFERENCE
 
@@ -138,9 +135,7 @@ def test_a_tools_own_goodput_is_kept_and_its_limits_are_said_to_be_unknown(
     assert "goodput_req_s" not in had(path, to=tmp_path)[0]
 
 
-def test_goodput_is_counted_by_given_limits_where_a_file_has_its_requests(
-    monkeypatch, capsys, tmp_path: Path
-) -> None:
+def test_goodput_is_counted_by_given_limits_where_a_file_has_its_requests(tmp_path: Path) -> None:
     said = document(VLLM_DETAILED)
     served = sorted(ttft for ttft, error in zip(said["ttfts"], said["errors"], strict=True) if not error)
     limits = {"ttft": 1e3 * (served[4] + served[5]) / 2, "tpot": 1e3}  # five are good
@@ -148,8 +143,8 @@ def test_goodput_is_counted_by_given_limits_where_a_file_has_its_requests(
     assert values(result)["goodput_req_s"] == pytest.approx(5 / said["duration"])
     assert "its goodput was counted by" not in "\n".join(warned(result.comparisons[0]))
     assert overlap_bench.load(folder).manifest.design.goodput == limits
-    assert bench(monkeypatch, "import", str(VLLM), "--goodput", "ttft:20", "--out", str(tmp_path)) == 2
-    assert "does not say its requests one by one: leave --goodput out" in last_line(capsys.readouterr().err)
+    asked = ("import", str(VLLM), "--goodput", "ttft:20", "--out", str(tmp_path))
+    assert "does not say its requests one by one: leave --goodput out" in bench(*asked, code=2).err
 
 
 def test_sglangs_chunks_are_had_back_from_the_gaps_that_it_shared(tmp_path: Path) -> None:
@@ -266,13 +261,12 @@ def test_runs_of_two_tools_are_compared_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_an_imported_run_is_neither_compared_with_one_of_another_device_nor_measured_again(
-    monkeypatch, capsys, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     folder, _ = bring(VLLM, to=tmp_path)
     with pytest.raises(api.BadSetting, match="their device differs"):
         across_runs.compare([str(folder), f"{REFERENCE}/runs/pinned-h2d:after"])
-    assert bench(monkeypatch, "rerun", str(folder)) == 2
-    assert "is imported from vllm bench serve: only that can measure it again" in capsys.readouterr().err
+    assert "is imported from vllm bench serve: only that can meas" in bench("rerun", str(folder), code=2).err
 
 
 def test_requests_of_a_measured_run_that_were_taken_out_are_still_missed(tmp_path: Path) -> None:
@@ -306,14 +300,11 @@ def test_requests_of_a_measured_run_that_were_taken_out_are_still_missed(tmp_pat
         ('{"avg_latency": 1, "latencies": [], "percentiles": {}}', "it looks like one of vllm bench latency"),
     ],
 )
-def test_what_is_no_result_is_one_line(monkeypatch, capsys, tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_no_result_is_one_line(monkeypatch, tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "results.json"
     path.write_text(text)
     monkeypatch.chdir(tmp_path)
-    assert bench(monkeypatch, "import", str(path)) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert message in last_line(error)
+    assert message in complaint("import", str(path))
     assert not (tmp_path / "results").exists()
 
 
@@ -385,10 +376,9 @@ def test_one_of_several_results_must_be_said(tmp_path: Path) -> None:
             files.read(str(path))
 
 
-def test_import_prints_the_run_and_where_it_is(monkeypatch, capsys, tmp_path: Path) -> None:
+def test_import_prints_the_run_and_where_it_is(tmp_path: Path) -> None:
     arguments = ("import", str(VLLM), "--name", "mine", "--out", str(tmp_path), "--format", "json")
-    assert bench(monkeypatch, *arguments) == 0
-    output = capsys.readouterr()
+    output = bench(*arguments)
     (folder,) = tmp_path.iterdir()
     assert f"written to {folder}" in output.err
     assert json.loads(output.out)["run"] == folder.name

@@ -1,7 +1,5 @@
 """What is installed: its commands in an empty folder, and its short names beside a project that has these."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 """The load generator against an engine that answers at once, behind ZeroMQ; and the bookkeeping of a round,
 without either."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which code a run says it was made by."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

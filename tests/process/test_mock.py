@@ -1,7 +1,5 @@
 """The mock server: it talks as servers do, its tokens come when they are due, and it says how late it was."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections import deque

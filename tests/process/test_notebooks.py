@@ -1,7 +1,5 @@
 """The notebooks run as they stand in the repository, each in its own kernel, and their outputs are there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nbformat

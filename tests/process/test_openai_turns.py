@@ -1,7 +1,5 @@
 """Turns of servers that know nothing of them: a real one, with all that it starts."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -27,7 +25,7 @@ from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.run import records
 from overlap_bench.harness.run.session import Booted, RunFailed, Session
 from overlap_bench.harness.workload.plan import Planned
-from tests.support.bench_command import PATIENCE_S
+from tests.support.bench_command import PATIENCE_S, wait_until
 from tests.support.clockwork import installed
 from tests.support.in_process_engine import Collected
 from tests.support.served import serving
@@ -93,10 +91,7 @@ def test_all_that_a_parked_server_started_stands_still_until_turns_are_over(sess
     assert len(server) > 2
     assert {each.status() for each in server} == {psutil.STATUS_STOPPED}
     booted.inbox.send(msgspec.msgpack.encode(api.EndTurns()))
-    deadline = time.monotonic() + PATIENCE_S
-    while psutil.STATUS_STOPPED in {each.status() for each in server}:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: psutil.STATUS_STOPPED not in {each.status() for each in server})
 
 
 def test_a_parked_server_stops_when_it_is_told(session: Session) -> None:

@@ -1,7 +1,5 @@
 """What a machine tells of itself is part of the record, and ends no run where it can't be had."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

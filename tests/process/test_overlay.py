@@ -1,7 +1,5 @@
 """What a build made, laid over the trees of refs."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A diff in a copy of a package: what is installed stays as it is, and one that does not fit says where."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What an engine says before it boots, in a process of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

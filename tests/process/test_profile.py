@@ -1,7 +1,5 @@
 """`bench profile`, as a person runs it: the built-in timeline, nsys in front of it, what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -23,7 +21,7 @@ from overlap_bench.harness.trace.timeline import Timeline
 from tests.support import gap
 from tests.support.bench_command import last_line, start
 from tests.support.clockwork import installed
-from tests.support.in_process import bench, ended
+from tests.support.in_process import complaint, done, refused
 from tests.support.made_blocks import described
 
 # Everything there is to see: a forward thread, an output process, a stream for copies.
@@ -147,29 +145,19 @@ def test_nsys_on_path_is_used_where_there_is_a_gpu(tmp_path: Path, monkeypatch: 
 )
 def test_bad_input_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     arguments: str,
     message: str,
 ) -> None:
     (tmp_path / "profile.json").write_text("{}")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert bench(monkeypatch, *arguments.format(profile=tmp_path).split()) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert output.err.startswith("bench: ")
-    assert output.err.count("\n") == 1
-    assert message in output.err
-
-
-def profiled(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
-    return ended(installed(tmp_path) | environment, tmp_path, "profile", *arguments)
+    assert message in complaint(*arguments.format(profile=tmp_path).split())
 
 
 def test_an_engine_without_ranges_and_a_round_without_steady_decode_are_refused(tmp_path: Path) -> None:
-    code, out, err = profiled(tmp_path, "--engine", "clockwork", "--no-pretok", "--num-requests", "2")
-    assert (code, out) == (2, "")
-    assert last_line(err) == "bench: this engine has nothing to profile: it records no ranges"
+    asked = ("profile", "--engine", "clockwork", "--no-pretok", "--num-requests", "2")
+    said = refused(installed(tmp_path), tmp_path, *asked)
+    assert said == "bench: this engine has nothing to profile: it records no ranges"
     assert not list((tmp_path / "results").iterdir())
 
 
@@ -194,9 +182,8 @@ def test_an_engine_without_ranges_and_a_round_without_steady_decode_are_refused(
 )
 def test_nsys_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path, script: str, message: str) -> None:
     nsys = program(tmp_path / "nsys", script)
-    code, out, err = profiled(tmp_path, *SMALL, "--nsys", str(nsys))
-    assert (code, out) == (4, "")
-    assert last_line(err) == f"bench: {nsys} {message}"
+    said = refused(installed(tmp_path), tmp_path, "profile", *SMALL, "--nsys", str(nsys), code=4)
+    assert said == f"bench: {nsys} {message}"
     assert not list((tmp_path / "results").iterdir())
 
 
@@ -204,9 +191,8 @@ def test_nsys_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path, script: 
 
 
 def test_a_profile_has_sound_traces_with_every_track_and_arrow_and_a_picture(tmp_path: Path) -> None:
-    code, out, _ = profiled(tmp_path, *SMALL, "--after", "output=inline", "--format", "json")
-    assert code == 0
-    analysed = json.loads(out)
+    asked = ("profile", *SMALL, "--after", "output=inline", "--format", "json")
+    analysed = json.loads(done(installed(tmp_path), tmp_path, *asked))
     (folder,) = (tmp_path / "results").iterdir()
     assert sorted(each.name for each in folder.iterdir()) == [
         *("after.trace.json", "before.trace.json", "profile.json", "steps.png", "steps.svg"),
@@ -243,14 +229,12 @@ def test_below_nsys_every_process_tells_a_tool_of_its_ranges_in_its_own_domain(
     nsys = program(tmp_path / "nsys", STAND_IN)
     nsys_calls, told = tmp_path / "calls", tmp_path / "told"
     told.mkdir()
-    code, out, err = profiled(
-        tmp_path,
-        *(*SMALL, "--nsys", str(nsys)),
-        STAND_IN_CALLS=str(nsys_calls),
-        STAND_IN_TOOL=nvtx_tool["NVTX_INJECTION64_PATH"],
-        NVTX_TOOL_LOG=str(told / "ranges"),
-    )
-    assert code == 0, err
+    environment = installed(tmp_path) | {
+        "STAND_IN_CALLS": str(nsys_calls),
+        "STAND_IN_TOOL": nvtx_tool["NVTX_INJECTION64_PATH"],
+        "NVTX_TOOL_LOG": str(told / "ranges"),
+    }
+    out = done(environment, tmp_path, "profile", *SMALL, "--nsys", str(nsys))
     assert len(out.splitlines()) <= 40
     assert "What takes most, us per step" in out
     assert "--all" in out
@@ -276,11 +260,8 @@ def test_ctrl_c_ends_every_process_and_leaves_no_folder(tmp_path: Path) -> None:
     nsys = program(tmp_path / "nsys", '#!/bin/sh\nshift\nwhile [ "${1#--}" != "$1" ]; do shift; done\n"$@"\n')
     running = start(installed(tmp_path), tmp_path, "profile", *SMALL, "--nsys", str(nsys))
     running.find("overlap_bench.engines.host")
-    os.kill(running.popen.pid, signal.SIGINT)
-    code, out, err = running.end()
-    assert (code, out) == (130, "")
     # During a boot, as most often here, it says whose.
-    assert re.fullmatch("bench: interrupted(; [a-z ]+ had not started yet)?", last_line(err))
+    assert re.fullmatch("bench: interrupted(; [a-z ]+ had not started yet)?", running.interrupt())
     assert running.left() == []
     assert not list((tmp_path / "results").iterdir())
 

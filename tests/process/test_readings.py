@@ -1,7 +1,5 @@
 """What is read of the machine before and after a round."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """`bench run` on the overlap engine itself: what is kept when one of its own processes is killed, and what
 two arms of it give."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What is recorded of a card, rehearsed where the CPU plays it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -16,8 +14,8 @@ from hypothesis import strategies as st
 from overlap_bench.engines import pace, record_pace
 from overlap_bench.engines.record_pace import Refused, fitted, shape_of, toml
 from tests.support.bench_command import PATIENCE_S
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 BENCH = (sys.executable, "-m", "overlap_bench")
 SMALL = "--batches 1,2 --contexts 8,16 --tokens 4,8"
 CONFIG = {

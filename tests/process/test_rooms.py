@@ -1,7 +1,5 @@
 """A run's folders outside of its results, when the run is killed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

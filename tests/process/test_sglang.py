@@ -1,7 +1,5 @@
 """SGLang's own server on a CPU, where BENCH_SGLANG names an interpreter that has it (engines/README.md)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from itertools import pairwise

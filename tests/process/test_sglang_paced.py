@@ -1,8 +1,6 @@
 """SGLang's own scheduler on a clock, 0.4.4's and today's, where BENCH_SGLANG044 and BENCH_SGLANG_PACED name
 interpreters that have them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -16,9 +14,9 @@ from overlap_bench.engines.api import STEP_KINDS
 from overlap_bench.harness.metrics.definitions import SLICED
 from tests.support.bench_command import PATIENCE_S, compared
 from tests.support.in_process import ended
+from tests.support.places import ROOT
 from tests.support.small_sglang import DELAY_NS
 
-ROOT = Path(__file__).resolve().parents[2]
 PYTHON = {
     "sglang": os.environ.get("BENCH_SGLANG_PACED", ""),
     "sglang_044": os.environ.get("BENCH_SGLANG044", ""),
@@ -196,6 +194,5 @@ def test_a_diff_is_measured_and_our_own_side_does_not_take_its_place(tmp_path: P
     (ran,) = found["changed_code"]["in_rounds"]
     assert ran.endswith("SchedulerOutputStreamer._stream_output_generation")
     sides = ("--set", patch, "--before", "flag_scan=installed", "--after", "flag_scan=one-pass")
-    code, _, stderr = ended({**os.environ}, tmp_path, "run", *few, *sides)
-    assert code == 2
+    stderr = ended({**os.environ}, tmp_path, "run", *few, *sides, code=2).err
     assert "flag_scan=one-pass does not fit: it is our own rewriting" in stderr

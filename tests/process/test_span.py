@@ -1,7 +1,5 @@
 """The commits between two refs, as a bisection takes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

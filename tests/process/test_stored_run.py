@@ -1,7 +1,5 @@
 """A stored run from Python: its frames are what COLUMNS says, and its numbers are the command line's."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -74,25 +72,20 @@ def test_the_frames_give_the_metrics(whole: frames.Run) -> None:
     assert set(values.index) == set(definitions.METRICS)
 
 
-def test_compare_is_the_commands_json(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_is_the_commands_json() -> None:
     folder = RUNS / "overlap"
     for runs in ((folder,), (f"{folder}:after", f"{folder}:before")):
-        assert bench(monkeypatch, "compare", *map(str, runs), "--format", "json") == 0
-        printed = json.loads(capsys.readouterr().out)
+        printed = json.loads(bench("compare", *map(str, runs), "--format", "json").out)
         assert to_plain(overlap_bench.compare(*runs)).items() <= printed.items()
     assert printed["comparisons"][0]["metrics"]["tpot_ms_p50"]["verdict"] == "slower"  # the other way round
     assert overlap_bench.compare(frames.load(folder)) == overlap_bench.compare(folder)
 
 
-def test_a_run_whose_choices_are_no_more_is_not_measured_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_run_whose_choices_are_no_more_is_not_measured_again(tmp_path: Path) -> None:
     text = (RUNS / "copy-done" / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(text.replace('"copy-done"', '"copied-done"'))
-    assert bench(monkeypatch, "rerun", str(tmp_path), "--trust") == 2
-    assert "unknown choice of sync 'copied-done'; did you mean copy-done?" in capsys.readouterr().err
+    said = bench("rerun", str(tmp_path), "--trust", code=2).err
+    assert "unknown choice of sync 'copied-done'; did you mean copy-done?" in said
 
 
 def test_the_result_is_what_the_run_printed(whole: frames.Run) -> None:

@@ -1,11 +1,8 @@
 """Sweeps: from axes to points, what is refused, and a grid that goes on where it was killed."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
 
 import overlap_bench
 from overlap_bench.engines import api
@@ -31,11 +27,12 @@ from overlap_bench.harness.store import sweep
 from overlap_bench.harness.store.files import SWEEP_FILE, StoreError, write_json
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
 from overlap_bench.harness.store.tables import write_block
-from tests.support.bench_command import last_line, start
+from tests.support.bench_command import start
 from tests.support.clockwork import CLOCKWORK
-from tests.support.in_process import bench, ended, refused
-from tests.support.made_blocks import blocks, described, manifest
+from tests.support.in_process import bench, done, ended, refused
+from tests.support.made_blocks import blocks, described, manifest, shown
 from tests.support.made_runs import stored_sweep
+from tests.support.refusals import refusal
 
 ENGINES = {"overlap": SPEC}
 
@@ -117,9 +114,7 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
     assert sweep_tables.conclusion(result) == (
         "Sweep over concurrency: 2 points on the emulated device: tpot_ms_p50 faster in 2."
     )
-    text = io.StringIO()
-    Console(file=text, width=120).print(*page.terminal_page(sweep_tables.page(result), 120), sep="\n")
-    said = " ".join(text.getvalue().split())
+    said = " ".join(shown(result, 120).split())
     row = result.comparisons[1].metrics["tpot_ms_p50"]
     levels = f"{formatting.number(row.before)} → {formatting.number(row.after)}"
     for part in ("Change of tpot_ms_p50, margin ±1%", "−9.9%", levels, "with its verdict at 5%", "Levels"):
@@ -213,11 +208,11 @@ def test_what_is_no_sweep_and_what_is_no_run_is_one_line(tmp_path: Path) -> None
         overlap_bench.load_sweep(folder / "run-0")
 
 
-def test_a_sweep_goes_on_as_it_was_asked_for(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_sweep_goes_on_as_it_was_asked_for(tmp_path: Path) -> None:
     folder = stored_sweep(tmp_path / "a-sweep")
     for more in (("--over", "concurrency=1,4"), ("--trials", "3")):
-        assert bench(monkeypatch, "sweep", "--resume", str(folder), *more) == 2
-        assert "leave the other options out" in last_line(capsys.readouterr().err)
+        said = bench("sweep", "--resume", str(folder), *more, code=2).err
+        assert "leave the other options out" in said
 
 
 def test_the_floors_of_a_point_lie_beside_its_sweep(tmp_path: Path) -> None:
@@ -243,9 +238,7 @@ def test_another_commit_or_other_points_are_refused(
     else:
         now = msgspec.structs.replace(now, points=now.points[:2])
     sweep.check_resume(stored, stored)
-    with pytest.raises(StoreError) as caught:
-        sweep.check_resume(stored, now)
-    assert message in str(caught.value)
+    assert message in refusal(lambda: sweep.check_resume(stored, now), StoreError)
 
 
 # -- whole sweeps -----------------------------------------------------------------------------------------
@@ -256,14 +249,9 @@ def test_a_sweep_that_is_killed_goes_on(environment: dict[str, str], tmp_path: P
     over = ("--over", "num-requests=2,4")
     bench = start(environment, tmp_path, "sweep", *few, *over)
     bench.wait_for("point 2 of 2: num_requests=4")
-    bench.popen.send_signal(signal.SIGINT)
-    code, _, stderr = bench.end()
+    said = bench.interrupt()
     (folder,) = (tmp_path / "results").iterdir()
-    assert code == 130
-    assert (
-        last_line(stderr)
-        == f"bench: interrupted; 1 of 2 points are done, go on with --resume results/{folder.name}"
-    )
+    assert said == f"bench: interrupted; 1 of 2 points are done, go on with --resume results/{folder.name}"
     assert folder.name.split("-", 2)[2].startswith("sweep-num_requests-")
     first = next(path for path, each in sweep.runs_in(folder) if each.design.workload.num_requests == 2)
     kept = {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.is_file()}
@@ -271,12 +259,10 @@ def test_a_sweep_that_is_killed_goes_on(environment: dict[str, str], tmp_path: P
     other = ("sweep", *few, "--over", "num-requests=2,6", "--resume", str(folder))
     assert "can't resume" in refused(environment, tmp_path, *other)
 
-    code, stdout, stderr = ended(environment, tmp_path, "sweep", "--resume", str(folder), "--format", "json")
-    assert code == 0, stderr
+    _, stdout, stderr = ended(environment, tmp_path, "sweep", "--resume", str(folder), "--format", "json")
     assert "point 1 of 2" not in stderr
     result = json.loads(stdout)
     assert result["stopped_because"] == "all 2 points done"
     assert [each["outputs"]["compared"] for each in result["comparisons"]] == [8, 16]
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    code, stdout, _ = ended(environment, tmp_path, "sweep", str(folder), "--format", "json")
-    assert (code, json.loads(stdout)) == (0, result)
+    assert json.loads(done(environment, tmp_path, "sweep", str(folder), "--format", "json")) == result

@@ -1,7 +1,5 @@
 """An engine of somebody else's: examples/own_engine, really installed, found, and measured."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,33 +1,24 @@
 """The command `bench trace`, and files that are no traces."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 from tests.support import nsys_export as made
-from tests.support.bench_command import start
-from tests.support.clockwork import installed
+from tests.support.in_process import bench, complaint
 from tests.support.traces import SPLIT, refused, two
-
-
-def trace_command(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    return start(installed(folder), folder, "trace", *arguments).end()
 
 
 def test_the_command_prints_before_and_after_as_json(tmp_path: Path) -> None:
     two(tmp_path)
-    code, stdout, stderr = trace_command(tmp_path, "before.sqlite", "after.sqlite", "--format", "json")
-    assert code == 0, stderr
-    result = json.loads(stdout)
+    pair = str(tmp_path / "before.sqlite"), str(tmp_path / "after.sqlite")
+    result = json.loads(bench("trace", *pair, "--format", "json").out)
     assert {"schema_version", "before", "after", "parts", "warnings"} == set(result)
     assert result["after"]["rows"]["work"] == 5
 
 
 def test_the_command_prints_tables_that_fit_a_pipe(tmp_path: Path) -> None:
     made.write(tmp_path / "one.sqlite", SPLIT, ("a_very_long_kernel_name" * 10,))
-    code, stdout, stderr = trace_command(tmp_path, "one.sqlite", "--all")
-    assert code == 0, stderr  # which says how far reading is where it takes seconds
+    stdout = bench("trace", str(tmp_path / "one.sqlite"), "--all").out
     # Tables keep to 120 columns; notes are lines of their own length.
     assert max(len(line) for line in stdout.splitlines() if line.startswith(" ")) <= 120
     for title in ("Devices", "Ranges", "Synchronizations", "Copies", "Kernels", "API calls", "Longest gaps"):
@@ -35,9 +26,8 @@ def test_the_command_prints_tables_that_fit_a_pipe(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_one_line_and_exit_2(tmp_path: Path) -> None:
-    code, stdout, stderr = trace_command(tmp_path, "none.sqlite")
-    assert (code, stdout) == (2, "")
-    assert stderr == "bench: cannot read the trace none.sqlite: No such file or directory\n"
+    none = tmp_path / "none.sqlite"
+    assert complaint("trace", str(none)) == f"bench: cannot read the trace {none}: No such file or directory"
 
 
 def test_a_missing_and_an_empty_file_are_refused(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """Turns, by real hosts: one arm runs at a time, one that computes while it is parked is told of, and one that
 keeps its turn, or dies in it, is named."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -32,13 +30,14 @@ STEPS = 4
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The turning engine, as an installed distribution, here and in the hosts."""
     distribution(tmp_path, "turning", turning="turning_engine:SPEC")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.syspath_prepend(SUPPORT)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(SUPPORT), str(tmp_path))))
+    places = (SUPPORT, ROOT / "examples" / "own_engine", tmp_path)
+    for each in places:
+        monkeypatch.syspath_prepend(each)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, *places))))
 
 
 def arm(name: str, turn: str = "ends", patience: str = "long") -> Arm:
-    toggles = {"turn": turn, "patience": patience}
+    toggles = {"output": "inline", "turn": turn, "patience": patience}
     return Arm(name=name, engine="turning", options=api.EngineOptions(), toggles=toggles)
 
 

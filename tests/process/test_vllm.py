@@ -1,7 +1,5 @@
 """vLLM itself on a CPU, where BENCH_VLLM names an interpreter that has it (engines/vllm/README.md)."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -25,9 +23,9 @@ from overlap_bench.harness.run import preflight, records
 from overlap_bench.harness.run.session import Session
 from overlap_bench.harness.workload.plan import Planned
 from tests.support.bench_command import PATIENCE_S, start
+from tests.support.places import ROOT
 from tests.support.vllm_builds import PLANTED_US, build
 
-ROOT = Path(__file__).resolve().parents[2]
 PYTHON = os.environ.get("BENCH_VLLM", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="BENCH_VLLM names no interpreter that has vLLM")
 COMPUTES = """

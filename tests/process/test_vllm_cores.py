@@ -1,7 +1,5 @@
 """Which core vLLM's processes run on, on a CPU."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

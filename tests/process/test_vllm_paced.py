@@ -1,7 +1,5 @@
 """vLLM's own host code at a GPU's pace, where BENCH_VLLM names an interpreter that has it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -21,8 +19,8 @@ from overlap_bench.harness.run.records import beside_frame, steps_frame, turns_f
 from overlap_bench.harness.run.session import Session
 from overlap_bench.harness.workload.plan import Planned
 from tests.support.bench_command import BENCH, PATIENCE_S, compared
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PYTHON = os.environ.get("BENCH_VLLM", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="BENCH_VLLM names no interpreter that has vLLM")
 SAID = ("off", "on", "off ngram_gpu", "on ngram_gpu", "off v1", "on v1")

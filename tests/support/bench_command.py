@@ -1,7 +1,5 @@
 """Runs `bench` as a person does, in a process, and knows every process below it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import signal
@@ -97,6 +95,13 @@ class Bench:
         """Exit code, stdout, stderr."""
         stdout, _ = self.popen.communicate(timeout=seconds)
         return self.popen.returncode, stdout, self.stderr.read_text()
+
+    def interrupt(self) -> str:
+        """Ctrl-C, and the last line that is said after it; no result is."""
+        self.popen.send_signal(signal.SIGINT)
+        code, stdout, stderr = self.end()
+        assert (code, stdout) == (130, ""), stderr
+        return last_line(stderr)
 
     def left(self) -> list[psutil.Process]:
         """Processes of the run that still live."""

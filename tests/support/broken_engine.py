@@ -1,7 +1,5 @@
 """The clockwork engine with one thing wrong: each choice of `breaks` is a way not to keep to the contract."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Installs the clockwork engine beside the others, for a `bench` in a process of its own."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@ It lives outside the packages, and is found as any third party's would be: by th
 distribution on the path (`installed` in tests/support/clockwork.py writes one). About what an adapter takes.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

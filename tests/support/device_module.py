@@ -1,7 +1,5 @@
 """A small module for the device tests; built where the device lives."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

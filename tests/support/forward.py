@@ -1,7 +1,5 @@
 """A command that computes nothing itself, as `ssh -L`: `python -m tests.support.forward PORT TO`."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

@@ -1,7 +1,5 @@
 """A signal that comes when a process is there, and nobody has been told of it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from collections.abc import Iterator

@@ -1,14 +1,13 @@
 """`bench` in the test's own process: seconds less than in one of its own."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -18,52 +17,66 @@ from overlap_bench.harness.common.processes import below
 from tests.support.bench_command import last_line
 
 
-def bench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of a `bench` run in this process."""
-    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        app.main()
-    code = caught.value.code
-    assert isinstance(code, int)
-    return code
+class Printed(NamedTuple):
+    code: int
+    out: str
+    err: str
 
 
-def ended(environment: Mapping[str, str], folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """What `start(environment, folder, *arguments).end()` gives, of a `bench` run in this process: in that
-    folder and that environment, its path for modules included. No process of it is left."""
+def bench(*arguments: str, code: int | None = 0) -> Printed:
+    """What a `bench` run in this process printed; it ended so, or as it liked (None)."""
+    printed = _printed(arguments)
+    assert code in (printed.code, None), printed.err
+    return printed
+
+
+def complaint(*arguments: str) -> str:
+    """The only line of a `bench` run in this process that was asked for what is wrong."""
+    printed = bench(*arguments, code=2)
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert printed.err.startswith("bench: ")
+    return printed.err.strip()
+
+
+def ended(environment: Mapping[str, str], folder: Path, *arguments: str, code: int | None = 0) -> Printed:
+    """As `bench`, in that folder and that environment, its path for modules included. No process of it is
+    left."""
     before = below()
-    stdout, stderr = (io.TextIOWrapper(io.BytesIO(), newline="") for _ in range(2))
-    with (
-        patch.dict(os.environ, environment, clear=True),
-        pytest.MonkeyPatch.context() as here,
-        redirect_stdout(stdout),
-        redirect_stderr(stderr),
-    ):
+    with patch.dict(os.environ, environment, clear=True), pytest.MonkeyPatch.context() as here:
         for place in reversed(environment.get("PYTHONPATH", "").split(os.pathsep)):
             if place:
                 here.syspath_prepend(place)
         here.chdir(folder)
         here.setattr(tempfile, "tempdir", None)  # TMPDIR is read once
-        code = bench(here, *arguments)
+        printed = bench(*arguments, code=code)
     assert below() <= before
-    return code, *(_written(each) for each in (stdout, stderr))
+    return printed
 
 
 def done(environment: Mapping[str, str], folder: Path, *arguments: str) -> str:
     """The stdout of a `bench` run that went well."""
-    code, stdout, stderr = ended(environment, folder, *arguments)
-    assert code == 0, stderr
-    return stdout
+    return ended(environment, folder, *arguments).out
 
 
 def refused(environment: Mapping[str, str], folder: Path, *arguments: str, code: int = 2) -> str:
     """The last line of a `bench` run that printed no result and ended so."""
-    found, stdout, stderr = ended(environment, folder, *arguments)
-    assert (found, stdout) == (code, ""), stderr
-    assert last_line(stderr).startswith("bench: ")
-    return last_line(stderr)
+    printed = ended(environment, folder, *arguments, code=code)
+    assert printed.out == ""
+    assert last_line(printed.err).startswith("bench: ")
+    return last_line(printed.err)
 
 
-def _written(stream: io.TextIOWrapper) -> str:
-    stream.seek(0)
-    return stream.read()
+def _printed(arguments: Sequence[str]) -> Printed:
+    out, err = (io.TextIOWrapper(io.BytesIO(), newline="") for _ in range(2))
+    with (
+        patch.object(sys, "argv", ["bench", *arguments]),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
+        app.main()
+    code = end.value.code
+    assert isinstance(code, int)
+    for stream in (out, err):
+        stream.seek(0)
+    return Printed(code, out.read(), err.read())

@@ -1,7 +1,5 @@
 """Serves requests by an engine in this process, and says what transformers makes of the same."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ factorial, sweep, experiment show and report read the summary, and what needs th
 gone.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from collections.abc import Collection

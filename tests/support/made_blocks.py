@@ -1,8 +1,6 @@
 """Blocks as a run would have stored them, made up so that what is in them is known; with the manifest of such
 a run, and the result that they give."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Whole runs, made: of two arms and of three, factorials and sweeps, in memory and on disk."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Makes small exports as nsys would, in whatever shape: a table has the columns of its first row."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """A few settings of an engine's toggles that hold every pair of choices."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 

@@ -1,7 +1,5 @@
 """What tests ask of processes: that a killed one ends, that a pipe has no reader, that a death is noticed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """A real Ray cluster on this machine: a head that measures nothing, nodes that come and are killed."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator, Mapping

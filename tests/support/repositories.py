@@ -1,7 +1,5 @@
 """Repositories that tests make, and what a repository looks like that nothing has written into."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path

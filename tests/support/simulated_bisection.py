@@ -1,7 +1,5 @@
 """`bench bisect` without engines: its trials are drawn, from commits whose effects are known."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

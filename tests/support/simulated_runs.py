@@ -6,8 +6,6 @@ it does in a run. Everything is in units of the SD of a pair. The arrays here ar
 stopping.py over many runs at once; `agree` checks some runs against those files themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

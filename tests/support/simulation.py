@@ -5,8 +5,6 @@ step's metadata names. So a block with two owners, a wrong slot, a stale block o
 wrong token, as it would on a real device.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field

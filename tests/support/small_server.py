@@ -4,8 +4,6 @@ the prompt. Raw asyncio, so that every byte is its own.
     python -m tests.support.small_server PORT [SECONDS BEFORE IT LISTENS]
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

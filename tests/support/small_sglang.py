@@ -3,8 +3,6 @@
 python -m tests.support.small_sglang PACKAGE TOGGLE=CHOICE ...
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

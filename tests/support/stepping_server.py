@@ -4,8 +4,6 @@ that turns ids into text.
     python -m tests.support.stepping_server PORT [SECONDS A STEP]
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import queue

@@ -1,20 +1,16 @@
 """Small traces, and what an analysis says of one."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from overlap_bench.engines.api import BadSetting
 from overlap_bench.harness.trace import analysis, trace_file
 from overlap_bench.harness.trace.analysis import Part
 from overlap_bench.harness.trace.events import Trace
 from overlap_bench.harness.trace.result import result as traces_result
 from tests.support import nsys_export as made
+from tests.support.refusals import refusal
 
 SPLIT: dict[str, made.Rows] = {
     "CUPTI_ACTIVITY_KIND_KERNEL": [
@@ -68,10 +64,7 @@ def two(folder: Path) -> dict[str, Any]:
 
 
 def refused(path: Path) -> str:
-    with pytest.raises(BadSetting) as error:
-        trace_file.read(path)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return refusal(lambda: trace_file.read(path))
 
 
 def complete(

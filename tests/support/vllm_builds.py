@@ -1,7 +1,5 @@
 """A second build of the vLLM that an interpreter has, whose scheduler takes longer."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Holds unit tests to what they are: they start no process, and bring no torch."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

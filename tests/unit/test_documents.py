@@ -4,8 +4,6 @@ A document names files, headings, commands and options by hand. Renaming one of 
 nothing but a reader would find it.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

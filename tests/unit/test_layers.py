@@ -1,7 +1,5 @@
 """The folders show the layers: imports run downward, and no file is part of a circle."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ does not enter what an option imports as it needs it, nor a function that calls 
 nor the floors that the others take as words.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

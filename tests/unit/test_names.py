@@ -1,7 +1,5 @@
 """What stored files call by older names is read by those of today."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -6,8 +6,6 @@ stand-in of tests/support/cuda_stand_in.py. So the GPU's own commands run from e
 Python imports a module of this name before all others. What a card does, and when, it does not tell.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import sys
 from collections.abc import Sequence

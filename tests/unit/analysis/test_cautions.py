@@ -1,7 +1,5 @@
 """Each warning is given where it applies, and nowhere else."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

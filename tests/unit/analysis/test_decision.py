@@ -1,7 +1,5 @@
 """A verdict has its reason from where it is decided: nothing that shows it makes one up."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """The noise floor: kept by circumstances, found again, and called foreign or stale where it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

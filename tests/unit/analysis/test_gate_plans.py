@@ -1,7 +1,5 @@
 """What a gate can hold on a machine, from equal arms."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Gates of many nights together."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run on several nodes: the change on each, whether they disagree, and what is said of the machines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

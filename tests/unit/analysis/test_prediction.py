@@ -1,7 +1,5 @@
 """What a toggle should give, on records whose answer is known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

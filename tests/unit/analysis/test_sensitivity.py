@@ -1,7 +1,5 @@
 """Phases of a step, from turns with delays whose cost is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """A stored factorial whose parts do not fit each other is named, not believed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """When a comparison by turns is believed, and when it is not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """Warnings are classes: one class is one warning, from where it applies to what is stored of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import product

@@ -1,7 +1,5 @@
 """How the process of a command ends."""
 
-from __future__ import annotations
-
 import gc
 import sys
 

@@ -1,7 +1,5 @@
 """The time line of a device that is told how long to take. No test asserts that anything was in time."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from time import perf_counter_ns

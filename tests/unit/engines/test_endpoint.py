@@ -1,7 +1,5 @@
 """What is made of a server's answers before anything is measured."""
 
-from __future__ import annotations
-
 import pytest
 
 from overlap_bench.engines import api

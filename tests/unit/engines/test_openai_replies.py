@@ -1,7 +1,5 @@
 """What is made of the bytes of a reply, however they were cut: no sockets."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from typing import Any

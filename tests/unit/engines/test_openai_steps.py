@@ -1,7 +1,5 @@
 """Which step of a server a chunk belongs to, told from the order in which chunks come."""
 
-from __future__ import annotations
-
 from random import Random
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Our engine's toggles: what each choice is stands in the toggle's own file."""
 
-from __future__ import annotations
-
 import pytest
 
 from overlap_bench.engines.overlap import TOGGLES

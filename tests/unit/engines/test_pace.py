@@ -1,7 +1,5 @@
 """What a pace says of a program's time."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

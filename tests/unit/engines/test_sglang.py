@@ -1,7 +1,5 @@
 """What of today's SGLang on a clock needs no SGLang."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

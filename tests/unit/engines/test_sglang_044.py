@@ -1,7 +1,5 @@
 """What of SGLang 0.4.4 on a clock needs no SGLang."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib import import_module

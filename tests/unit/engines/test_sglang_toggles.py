@@ -1,7 +1,5 @@
 """SGLang's argued changes as toggles, where there is no SGLang."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from importlib import import_module

@@ -1,7 +1,5 @@
 """What is said where the machine has no more of something."""
 
-from __future__ import annotations
-
 import errno
 import os
 

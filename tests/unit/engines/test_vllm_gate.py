@@ -1,7 +1,5 @@
 """The gate between a host and vLLM's core: who waits for whom, and what is told."""
 
-from __future__ import annotations
-
 import select
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What of a paced vLLM needs no vLLM: its tokens, and what its device counts."""
 
-from __future__ import annotations
-
 from time import perf_counter_ns
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """vLLM's argued changes as toggles, where there is no vLLM: what each declares, and what our own sides do."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys
@@ -24,6 +22,7 @@ from overlap_bench.engines.vllm.toggles.flat_logprobs import check_in_force
 from overlap_bench.engines.vllm.toggles.free_list import one_by_one
 from overlap_bench.engines.vllm.toggles.remove_all import filtered
 from overlap_bench.engines.vllm.toggles.slots import has_room
+from tests.support.refusals import refusal
 
 BY_NAME = {change.toggle.name: change for change in CHANGES}
 
@@ -93,9 +92,9 @@ def test_what_this_vllm_lacks_is_named(vllm: None) -> None:
             elif choice == INSTALLED or not change.needs:
                 toggles.check(settings, prefix_cache=cached, recorder=True)
             else:
-                with pytest.raises(BadSetting) as refusal:
+                with pytest.raises(BadSetting) as caught:
                     toggles.check(settings, prefix_cache=cached, recorder=True)
-                said = str(refusal.value)
+                said = str(caught.value)
                 assert said.startswith(f"{change.toggle.name}={choice} does not fit vLLM 0.11.0")
                 assert all(f"{module}.{name}" in said for module, name, _ in change.needs)
                 assert "\n" not in said
@@ -184,10 +183,10 @@ def test_a_rewriting_is_refused_where_what_it_was_written_after_reads_otherwise(
     assert like.keys() == {"block_hasher", "slots", "update"}
     for name, where in like.items():
         toggle, cached = BY_NAME[name].toggle, BY_NAME[name].prefix_cache is not False
-        with pytest.raises(BadSetting) as refusal:
+        with pytest.raises(BadSetting) as caught:
             toggles.check({name: toggle.rewritten}, prefix_cache=cached, recorder=True)
-        assert str(refusal.value).startswith(f"{name}={toggle.rewritten} does not fit vLLM 0.11.0: ")
-        assert str(refusal.value).endswith(f"here another one is {where}")
+        assert str(caught.value).startswith(f"{name}={toggle.rewritten} does not fit vLLM 0.11.0: ")
+        assert str(caught.value).endswith(f"here another one is {where}")
         toggles.check({name: INSTALLED}, prefix_cache=cached, recorder=True)
     here = f"{full.__module__}:full"
     assert differing({here: "0" * 16}) == [here]
@@ -195,9 +194,7 @@ def test_a_rewriting_is_refused_where_what_it_was_written_after_reads_otherwise(
 
 
 def test_a_vllm_that_no_arm_fits_is_told_what_it_lacks(vllm: None) -> None:
-    with pytest.raises(BadSetting) as refusal:
-        fits.check()
-    said = str(refusal.value)
+    said = refusal(fits.check)
     assert said.startswith("vLLM 0.11.0 does not fit, 0.32.0 was tried: it has no vllm.engine.arg_utils.")
     assert all(f"{module}.{name}" in said for module, name, _ in fits.TAKEN)
 

@@ -1,7 +1,5 @@
 """Where a decode interval goes: cases worked out by hand, and what holds for any stamps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

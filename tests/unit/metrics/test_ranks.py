@@ -1,7 +1,5 @@
 """The ranks of one model, each with a device: what the records of a round say of each."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """What is made of turns: slices, their pairs, and the step that two arms differ in."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,11 +1,8 @@
 """Designs and the settings they are made from: order, seeds, merging, and one reason for each refusal."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +24,7 @@ from overlap_bench.harness.plan.settings import make_arm, make_design
 from overlap_bench.harness.plan.variants import Variant, load_variants
 from overlap_bench.harness.workload.plan import plan
 from overlap_bench.harness.workload.workload import Workload
+from tests.support.refusals import refusal
 from tests.support.simulated_runs import drawn
 
 ENGINES = {"overlap": SPEC}
@@ -70,15 +68,6 @@ def after_first(lot: str, blocks: int) -> list[bool]:
     return [orders(lot, block, 2) == [1, 0] for block in range(blocks)]
 
 
-def test_the_order_is_a_coin_that_the_lot_decides() -> None:
-    tosses = after_first("3", 1000)
-    assert tosses == after_first("3", 1000)
-    assert 430 < sum(tosses) < 570
-    repeats = sum(left == right for left, right in pairwise(tosses))
-    assert 430 < repeats < 570  # independent: no alternation
-    assert after_first("4", 20) != tosses[:20]
-
-
 @pytest.mark.parametrize("blocks", [2, 3, 4, 5])
 def test_fewer_blocks_do_not_have_one_order_throughout_either(blocks: int) -> None:
     for lot in map(str, range(200)):
@@ -104,15 +93,6 @@ def test_round_seeds_differ() -> None:
 
 
 # -- merging ----------------------------------------------------------------------------------------------
-
-
-def test_a_variant_alone() -> None:
-    found = made(variant="pinned")
-    before, after = found.arms
-    assert (before.toggles["h2d"], after.toggles["h2d"]) == ("pageable", "pinned")
-    assert before.options == after.options
-    assert before.options.stream_interval == 4
-    assert (found.name, found.workload.num_requests, found.workload.max_new_tokens) == ("pinned", 16, 64)
 
 
 def test_flags_come_after_the_variant_and_an_arms_own_changes_last() -> None:
@@ -261,9 +241,7 @@ def test_goodput_is_part_of_the_design() -> None:
     ],
 )
 def test_objectives_that_cannot_be_are_refused(texts: list[str], reason: str) -> None:
-    with pytest.raises(api.BadSetting) as caught:
-        settings.parse_goodput(texts)
-    assert reason in str(caught.value)
+    assert reason in refusal(lambda: settings.parse_goodput(texts))
 
 
 @pytest.mark.parametrize("name", sorted(load_variants()))
@@ -401,29 +379,14 @@ def test_what_a_claim_is_of_is_a_metric() -> None:
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ({}, "say what to run"),
         ({"variant": "pinned", "engine": "overlap"}, "not both"),
-        ({"variant": "pined"}, "unknown variant 'pined'; did you mean pinned?"),
-        ({"engine": "overlab"}, "did you mean overlap?"),
-        ({"variant": "pinned", "both": ["h2b=pinned"]}, "unknown setting 'h2b'; did you mean h2d?"),
-        (
-            {"variant": "pinned", "after": ["h2d=pinnd"]},
-            "unknown choice of h2d 'pinnd'; did you mean pinned?",
-        ),
         ({"variant": "pinned", "after": ["h2d"]}, "--after needs key=value, not 'h2d'"),
         ({"variant": "pinned", "after": ["h2d=pinned", "h2d=packed"]}, "--after h2d is given twice"),
-        ({"variant": "pinned", "both": ["h2d=pinned"]}, "before and after are the same settings"),
-        ({"variant": "pinned", "both": ["sync=copy-done"]}, "sync applies only with schedule=overlap"),
         ({"variant": "pinned", "both": ["recorder=maybe"]}, "recorder=maybe"),
         ({"variant": "pinned", "both": ["max_context=many"]}, "max_context=many"),
         ({"variant": "pinned", "both": ["block_size=0"]}, "block_size must be at least 1, not 0"),
         ({"variant": "pinned", "both": ["num_blocks=0"]}, "num_blocks must be at least 2, not 0"),
         ({"variant": "pinned", "both": ["max_context=-5"]}, "max_context must be at least 2, not -5"),
-        ({"variant": "pinned", "options": {"device": "cudda"}}, "unknown device 'cudda'; did you mean cuda?"),
-        (
-            {"variant": "pinned", "options": {"model": "tiny-gtp2"}},
-            "unknown model 'tiny-gtp2'; did you mean tiny-gpt2?",
-        ),
         (
             {"variant": "pinned", "after": ["model=bert"]},
             "echo-gpt2, tiny-gpt2, tiny-gpt2-32, tiny-llama, gpt2, llama-1b (one of the hub is OWNER/NAME",
@@ -432,24 +395,9 @@ def test_what_a_claim_is_of_is_a_metric() -> None:
         ({"variant": "pinned", "options": {"pace": "1ms", "device": "cuda"}}, "a card has its own"),
         ({"variant": "pinned", "after": ["pace=1ms"]}, "all arms need the same pace"),
         (
-            {"variant": "pinned", "options": {"max_batch_size": 0}},
-            "max_batch_size must be at least 1, not 0",
-        ),
-        ({"variant": "pinned", "workload": {"num_requests": -1}}, "num_requests must be at least 1, not -1"),
-        ({"variant": "pinned", "workload": {"arrival": "fixd"}}, "did you mean fixed?"),
-        (
-            {"variant": "pinned", "options": {"tokenize_workers": 2}},
-            "only with --no-pretok: ids need no tokenizing",
-        ),
-        (
             {"variant": "pinned", "options": {"tokenize_workers": -1}},
             "tokenize_workers must be at least 0, not -1",
         ),
-        (
-            {"variant": "pinned", "workload": {"max_new_tokens": "some"}},
-            "max_new_tokens needs a number, uniform",
-        ),
-        ({"variant": "pinned", "design": {"blocks": 0}}, "--trials must be at least 1, not 0"),
         (
             {"variant": "pinned", "design": {"blocks": 10**9}},
             "--trials must be at most 10,000, not 1000",
@@ -480,10 +428,7 @@ def test_what_a_claim_is_of_is_a_metric() -> None:
     ],
 )
 def test_what_cannot_be_run_is_refused_with_one_reason(asked: Mapping[str, Any], reason: str) -> None:
-    with pytest.raises(api.BadSetting) as caught:
-        made(**asked)
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert reason in refusal(lambda: made(**asked))
 
 
 def test_a_model_of_the_hub_a_folder_and_what_a_server_calls_its_own_are_not_taken_for_a_preset(
@@ -554,9 +499,7 @@ def test_metrics_of_steps_need_their_records() -> None:
 )
 def test_metrics_that_cannot_decide_are_refused(changes: Mapping[str, Any], reason: str) -> None:
     base = Design(name="x", arms=(arm(h2d="pageable"), arm("after", h2d="pinned")), workload=Workload())
-    with pytest.raises(api.BadSetting) as caught:
-        check_metrics(msgspec.structs.replace(base, **changes))
-    assert reason in str(caught.value)
+    assert reason in refusal(lambda: check_metrics(msgspec.structs.replace(base, **changes)))
 
 
 @pytest.mark.parametrize(

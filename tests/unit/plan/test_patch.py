@@ -1,7 +1,5 @@
 """What a diff changes, told from its text, and which are refused before anything starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What the overlap engine refuses, each with one line, and that it refuses nothing else."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import given

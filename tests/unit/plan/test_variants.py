@@ -1,7 +1,5 @@
 """What engines/variants.toml may hold: bases, variants that build on them, and one line for what is wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +8,7 @@ import pytest
 from overlap_bench.engines.api import BadFile
 from overlap_bench.harness.plan import variants
 from overlap_bench.harness.plan.variants import Variant
+from tests.support.refusals import refusal
 
 BASES = """[base]
 slow = { schedule = "serial", h2d = "pageable" }
@@ -54,9 +53,7 @@ def test_what_is_wrong_with_such_a_claim_is_one_line(
     monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
     read(monkeypatch, text)
-    with pytest.raises(BadFile) as caught:
-        variants.load_unmeasured()
-    said = str(caught.value)
+    said = refusal(variants.load_unmeasured, BadFile)
     assert said.startswith(f"engines/variants.toml, {message}")
     assert "\n" not in said
 
@@ -86,9 +83,7 @@ def test_a_variant_needs_no_base(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
-    with pytest.raises(BadFile) as caught:
-        read(monkeypatch, text)
-    said = str(caught.value)
+    said = refusal(lambda: read(monkeypatch, text), BadFile)
     assert said.startswith("engines/variants.toml")
     assert message in said
     assert "\n" not in said

@@ -1,18 +1,14 @@
 """What a terminal shows of a comparison: what answers the question, on one screen; --all has the rest."""
 
-from __future__ import annotations
-
-from io import StringIO
 from typing import Any
 
 from msgspec.structs import replace
-from rich.console import Console
 
 import overlap_bench
 from overlap_bench.harness.analysis.plain import from_plain, to_plain
 from overlap_bench.harness.analysis.result import Comparison, Counter, MetricRow, Result
 from overlap_bench.harness.analysis.warnings import Severity, Told
-from overlap_bench.harness.report import formats, sections
+from overlap_bench.harness.report import sections
 from overlap_bench.harness.report.page import Page
 from tests.support import made_blocks
 from tests.support.made_runs import factorial_found
@@ -22,10 +18,7 @@ LINES, COLUMNS = 40, 100
 
 
 def screen(found: Result, whole: bool = False) -> list[str]:
-    text = StringIO()
-    for part in formats.to_terminal(found, COLUMNS, whole):
-        Console(file=text, width=COLUMNS).print(part)
-    return text.getvalue().splitlines()
+    return made_blocks.shown(found, COLUMNS, whole).splitlines()
 
 
 def test_readme_shows_what_the_code_says_of_the_run_it_names() -> None:

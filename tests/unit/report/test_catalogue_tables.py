@@ -1,7 +1,5 @@
 """The catalogue as a table to read, and as a page that sorts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tables keep to the width of the terminal and break no name, and their markdown is even."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,8 +1,6 @@
 """Figures of real runs: axes with units, arms told apart without colour, bars from zero, numbers as in the
 result."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

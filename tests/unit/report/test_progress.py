@@ -1,7 +1,5 @@
 """What stderr says while a run goes on."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """The report of a run as a file: what it says first, that it needs nothing else, and that a run's own words
 stay words."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -86,11 +84,8 @@ def test_the_file_needs_nothing_else(page: str) -> None:
     assert len(page.encode()) < 3_000_000
 
 
-def test_the_verdict_comes_first_with_the_jsons_numbers(
-    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bench(monkeypatch, "compare", str(RUN), "--format", "json") == 0
-    printed = json.loads(capsys.readouterr().out)
+def test_the_verdict_comes_first_with_the_jsons_numbers(page: str) -> None:
+    printed = json.loads(bench("compare", str(RUN), "--format", "json").out)
     (comparison,) = printed["comparisons"]
     row = comparison["metrics"][comparison["primary"]]
     first = Page(page).first_in_body()
@@ -124,14 +119,11 @@ def test_every_cell_is_a_cell_of_the_commands_tables(run: Run, page: str) -> Non
     assert not any("4790" in text for text in (*cells, *texts(Page(page), "p")))
 
 
-def test_the_command_writes_a_page_and_markdown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_a_page_and_markdown(tmp_path: Path) -> None:
     folder = stored(tmp_path, "a", 0.9, plan=manifest(1))
     for name in ("report.html", "deep/report.md"):
         out = tmp_path / name
-        assert bench(monkeypatch, "report", folder, "-o", str(out)) == 0
-        assert capsys.readouterr().out == f"{out}\n"
+        assert bench("report", folder, "-o", str(out)).out == f"{out}\n"
     conclusion = Page((tmp_path / "report.html").read_text()).first_in_body()
     assert ": one trial gives no verdict. TPOT p50 is " in conclusion
     assert conclusion.endswith("(1 trial, emulated device).")
@@ -191,28 +183,26 @@ def test_what_a_run_says_is_text(tmp_path: Path) -> None:
 
 
 def test_a_report_goes_into_the_folder_of_its_run_or_says_where_else(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = tmp_path / "a run"
     shutil.copytree(RUN, run)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(html, "to_html", lambda run: "the page")
-    assert bench(monkeypatch, "report", "a run") == 0
-    assert capsys.readouterr().out == "a run/report.html\n"
+    assert bench("report", "a run").out == "a run/report.html\n"
     assert (run / "report.html").read_text() == "the page"
     (run / "report.html").unlink()
     (run / "report.html").mkdir()  # as little to be written as in a folder of somebody else's
-    assert bench(monkeypatch, "report", "a run") == 2
-    said = capsys.readouterr()
+    said = bench("report", "a run", code=2)
     assert said.out == ""
     assert said.err.startswith("bench: can't write a run/report.html: ")
     assert said.err.endswith("; give another place with -o report.html\n")
-    assert bench(monkeypatch, "compare", "a run") == 0
+    bench("compare", "a run")
 
 
 @pytest.mark.parametrize("display", [":0", ""])
 def test_a_page_is_opened_where_there_is_a_display(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, display: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, display: str
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda url: not opened.append(url))
@@ -220,6 +210,6 @@ def test_a_page_is_opened_where_there_is_a_display(
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     out = tmp_path / "page.md"
     run = REFERENCE / "runs" / "pinned-h2d-turns"
-    assert bench(monkeypatch, "report", str(run), "-o", str(out), "--open") == 0
+    said = bench("report", str(run), "-o", str(out), "--open").err
     assert opened == ([out.as_uri()] if display else [])
-    assert ("no display" in capsys.readouterr().err) == (not display)
+    assert ("no display" in said) == (not display)

@@ -1,7 +1,5 @@
 """What TTFT is made of."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from overlap_bench.harness.analysis.result import Comparison

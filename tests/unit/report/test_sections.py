@@ -1,8 +1,6 @@
 """One list of sections: what stands in it is on the screen, in markdown and on the web page. Every kind of
 result has a module that shows it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from inspect import signature

@@ -1,7 +1,5 @@
 """What a sensitivity looks like: as a page, as markdown, and beside a run that it foretells."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How numbers, differences and shares are written."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Where blocks can be measured, what is refused, and what is measured once more, without a cluster."""
 
-from __future__ import annotations
-
 import gc
 import time
 import weakref

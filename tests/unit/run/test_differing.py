@@ -1,7 +1,5 @@
 """What counts as a difference between two versions of a module."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which files an arm may not have run, where it was to run the code of a ref."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

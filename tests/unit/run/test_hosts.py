@@ -1,7 +1,5 @@
 """Where the processes of a run find their modules."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """From what the processes of two arms wrote to what of their code ran, and whether there is a verdict."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """Which commit changed a metric: the posterior, what is measured next, and how often it errs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Where a level moved: seen where it did, and hardly ever where it did not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

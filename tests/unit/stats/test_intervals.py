@@ -1,7 +1,5 @@
 """Unions and nesting of intervals, against sets of whole times."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

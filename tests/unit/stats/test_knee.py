@@ -1,7 +1,5 @@
 """Lines with a knee: what is found of delays whose cost is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

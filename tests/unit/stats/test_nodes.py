@@ -1,7 +1,5 @@
 """Whether nodes disagree about a change, and what is made of those that do."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

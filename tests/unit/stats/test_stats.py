@@ -1,7 +1,5 @@
 """The mathematics of harness/stats/paired.py: by hand, against scipy, by property, by simulation."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

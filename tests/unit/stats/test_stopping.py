@@ -1,7 +1,5 @@
 """When a run may stop: the levels, the rule on the harness's own objects, and error rates by simulation."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

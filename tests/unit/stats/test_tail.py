@@ -1,7 +1,5 @@
 """What made the late ones late, on windows whose contents are written down."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

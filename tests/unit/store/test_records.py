@@ -1,7 +1,5 @@
 """What can't be in the records of a round is told, and nothing that can be."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Run folders: what survives, what is refused, and with which reason."""
 
-from __future__ import annotations
-
 import errno
 import warnings
 from datetime import datetime
@@ -55,6 +53,7 @@ from overlap_bench.harness.store.tables import (
 from overlap_bench.harness.workload import prompts
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.made_blocks import described
+from tests.support.refusals import refusal
 
 NOW = datetime(2026, 5, 4, 3, 2, 1)
 DESIGN = Design(
@@ -322,10 +321,9 @@ OTHER_ARMS = (DESIGN.arms[0], msgspec.structs.replace(DESIGN.arms[1], toggles={"
     ],
 )
 def test_resume_refuses_and_names_the_difference(changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(StoreError) as caught:
-        check_resume(MANIFEST, changed(**changes))
-    assert reason in str(caught.value)
-    assert "start a fresh run" in str(caught.value)
+    said = refusal(lambda: check_resume(MANIFEST, changed(**changes)), StoreError)
+    assert reason in said
+    assert "start a fresh run" in said
 
 
 def test_a_run_whose_prompts_were_another_pythons_is_not_measured_again(

@@ -1,7 +1,5 @@
 """What of a results folder is a measurement of a claim, and what is none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What decides, block by block, whether a run goes on."""
 
-from __future__ import annotations
-
 import time
 from fnmatch import fnmatch
 from typing import Any

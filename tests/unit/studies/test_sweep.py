@@ -1,7 +1,5 @@
 """Points of a sweep that are measured at once, where one of them fails."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path

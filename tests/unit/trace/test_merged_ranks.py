@@ -1,7 +1,5 @@
 """Several ranks in one file, with the same ids: each kernel is of its own rank's call, or of none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

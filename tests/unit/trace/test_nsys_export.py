@@ -1,7 +1,5 @@
 """Exports of Nsight Systems, real ones among them: what is said of each against plain SQL."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Exports of other shapes: columns, tables and ids that differ from version to version, and broken files."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing

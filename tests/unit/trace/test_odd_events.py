@@ -1,7 +1,5 @@
 """Events of a Chrome trace that are odd: each costs itself, and is counted."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exports of nsys with names that are no text, tables by other names, and cells that are no numbers."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

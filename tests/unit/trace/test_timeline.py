@@ -1,7 +1,5 @@
 """From what a profiled round recorded to tracks, ranges and arrows; to a Chrome trace; to a picture."""
 
-from __future__ import annotations
-
 import json
 from array import array
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What idle time is put down to, and how lengths are summed up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One trace or two, as an object, markdown and csv."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ten lines that two traces of two devices begin with, and the gaps in them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

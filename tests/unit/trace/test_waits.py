@@ -1,7 +1,5 @@
 """Calls that wait, by the names of every vendor."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

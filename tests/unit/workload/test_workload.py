@@ -1,7 +1,5 @@
 """Workloads: what is refused, what is planned, and that a plan depends on its seed alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec
@@ -18,6 +16,7 @@ from overlap_bench.harness.workload.lengths import stream
 from overlap_bench.harness.workload.plan import plan
 from overlap_bench.harness.workload.prompts import english
 from overlap_bench.harness.workload.workload import Workload
+from tests.support.refusals import refusal
 
 
 @pytest.fixture(scope="session")
@@ -76,10 +75,7 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
 )
 def test_what_is_no_workload_is_refused_in_one_line(options: dict[str, object], complaint: str) -> None:
-    with pytest.raises(BadSetting) as caught:
-        check(Workload(**options))  # type: ignore[arg-type]
-    assert complaint in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert complaint in refusal(lambda: check(Workload(**options)))
 
 
 @pytest.mark.parametrize(("content", "complaint"), [(b" \n\n", "it is empty"), (b"\xff\xff", "UTF-8")])
@@ -159,9 +155,8 @@ def test_tokens_need_a_tokenizer(tmp_path: Path) -> None:
         plan(Workload(), 0, missing, 512)
     long = tmp_path / "long.json"
     long.write_text(f'{{"version": "1.0", "truncation": null, "padding": ["{"1" * 5000}"]}}')
-    with pytest.raises(BadSetting) as caught:  # the library repeats what is wrong
-        plan(Workload(), 0, str(long), 512)
-    assert len(str(caught.value)) < 1500
+    # The library repeats what is wrong.
+    assert len(refusal(lambda: plan(Workload(), 0, str(long), 512))) < 1500
 
 
 def test_a_run_can_tell_whether_its_files_are_the_same(tmp_path: Path) -> None:
