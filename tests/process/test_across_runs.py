@@ -64,7 +64,7 @@ def test_the_noise_floor_stands_beside_a_runs_own_comparison(tmp_path: Path) -> 
     with_floor(result(1.0, equal, noise=0.2), equal, noise_floor.folder_of(Path(run)))
     found = only(across_runs.compare([run]))
     assert found.metrics["tpot_ms_p50"].floor > 0
-    assert "its change is smaller than what equal arms show" in "\n".join(warned(found))
+    assert "arms of equal code differ here by more than its change" in "\n".join(warned(found))
     assert [found] == stored_.result(Path(run), manifest()).comparisons
 
 
