@@ -36,10 +36,11 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
     measured to tell.
 
     Enough turns must be undisturbed in each block, unless the blocks in which they are come to the same
-    verdict without the others, or the change is one that sharing the cores can't make. A step must cost as
-    much when a turn is counted to its very end, within the margin; and rounds must not decide the opposite:
-    the other direction, or a change surely beyond the margin where turns find none. That both agree on the
-    direction and not on the size is no contradiction: `of_size` tells it.
+    verdict without the others (these blocks err in 5%, so both err in no more), or the change is one that
+    sharing the cores can't make. A step must cost as much when a turn is counted to its very end, within
+    the margin; and rounds must not decide the opposite: the other direction, or a change surely beyond
+    the margin where turns find none. That both agree on the direction and not on the size is no
+    contradiction: `of_size` tells it.
     """
     shares = [min(values[arm.name].get(UNDISTURBED, 1.0) for arm in design.arms) for values in per_block]
     calm = min(shares, default=1.0)
