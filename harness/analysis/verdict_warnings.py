@@ -108,15 +108,16 @@ class WayOut(OfVerdict, frozen=True):
     def sentence(self) -> str:
         trials = f"{between(*(f'{each:,}' for each in self.trials))} --trials"
         wide = f"{UNDECIDED}: these trials scatter too much to show a change of {100 * self.margin:.3g}%"
-        peeking = "trials added to this one until it decides raise false alarms, unless by --until-decided"
+        peeking = "trials added to this one until it decides raise false alarms (peeking)"
+        likely = "an 80% chance to show it, or take --until-decided"
         if self.seconds is None:
-            return f"{wide}; a fresh run of {trials} has an 80% chance to show it; {peeking}"
+            return f"{wide}; a fresh run of {trials} has {likely}; {peeking}"
         time = between(*(duration(each * self.seconds) for each in self.trials))
         run = f"a fresh run of about {time} on this machine ({trials} of {duration(self.seconds)})"
         if self.trials[0] * self.seconds > FEASIBLE_S:
             needed = f"{run} would be needed, which is not feasible"
             return f"{wide}; {needed}; look for what disturbs it (bench doctor)"
-        return f"{wide}; {run} has an 80% chance to show it; {peeking}"
+        return f"{wide}; {run} has {likely}; {peeking}"
 
     @classmethod
     def found(cls, decided: Decided) -> Iterator[Self]:
