@@ -403,7 +403,7 @@ class MeasuredAgain(OfRun, frozen=True):
 
 class RecorderOff(OfRun, frozen=True):
     arm: str
-    says = "recorder off in {arm}; it has no step records, so no step times and no idle time; set recorder=on"
+    says = "recorder off in {arm}; step times and the device's idle time are not known; --set recorder=on"
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:

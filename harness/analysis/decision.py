@@ -1,8 +1,9 @@
 """What is decided about a metric, and why, or why nothing is.
 
-The rule that makes a word of an interval is stats.verdicts. What takes the word back: turns that are not
-believed (analysis.turns), a run that is not finished (analysis.stored), runs that were not interleaved or
-arms that were not to be compared (analysis.across_runs)."""
+The rule that makes a word of an interval is stats.verdicts. What takes the word back, besides what is here:
+trials without a value (analysis.comparison), turns that are not believed (analysis.turns), a run that is not
+finished (analysis.stored), runs that were not interleaved or arms that were not to be compared
+(analysis.across_runs)."""
 
 from __future__ import annotations
 

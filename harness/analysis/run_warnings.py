@@ -42,7 +42,7 @@ GATHERED, BURST = 0.5, 4  # share of all replies; chunks at once, on average
 OF_REQUESTS = ("arm", "request", "sent_ns", "tokenized_ns", "admitted_ns", "finished_ns", "error")
 FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
 MORE = "try fewer requests at once, or more cores"
-WIDER = "that widens the intervals, but the verdict holds"
+WIDER = "that widens the intervals"
 
 
 @dataclass(frozen=True)

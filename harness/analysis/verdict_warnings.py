@@ -106,14 +106,16 @@ class WayOut(OfVerdict, frozen=True):
     settles: ClassVar[bool] = True
 
     def sentence(self) -> str:
-        trials = f"{between(*(f'{each:,}' for each in self.trials))} --trials"
+        trials = between(*(f"{each:,}" for each in self.trials))
         wide = f"{UNDECIDED}: these trials scatter too much to show a change of {100 * self.margin:.3g}%"
         peeking = "trials added to this one until it decides raise false alarms (peeking)"
         likely = "an 80% chance to show it, or take --until-decided"
         if self.seconds is None:
-            return f"{wide}; a fresh run of {trials} has {likely}; {peeking}"
+            return f"{wide}; a fresh run of {trials} trials (--trials) has {likely}; {peeking}"
         time = between(*(duration(each * self.seconds) for each in self.trials))
-        run = f"a fresh run of about {time} on this machine ({trials} of {duration(self.seconds)})"
+        run = (
+            f"a fresh run of about {time} on this machine (--trials {trials}, {duration(self.seconds)} each)"
+        )
         if self.trials[0] * self.seconds > FEASIBLE_S:
             needed = f"{run} would be needed, which is not feasible"
             return f"{wide}; {needed}; look for what disturbs it (bench doctor)"
@@ -376,7 +378,7 @@ class WithinFloor(OfVerdict, frozen=True):
     usual = Severity.QUALIFIES
     says = (
         "{metric} is called {word}, but arms of equal code differ here by more than its change (noise floor "
-        "±{floor:.2%}); the change may be chance; repeat the run, and trust it if it comes out again"
+        "±{floor:.2%}); the change may be chance; repeat the run"
     )
 
 

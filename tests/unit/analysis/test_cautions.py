@@ -312,7 +312,7 @@ def test_drift_is_told() -> None:
 @pytest.mark.parametrize(
     ("noise", "apart_s", "said"),
     [
-        (0.01, 20, "min on this machine (7 to"),
+        (0.01, 20, "min on this machine (--trials 7 to"),
         (0.05, 600, "would be needed, which is not feasible; look for what disturbs it"),
         (0.01, 0, "to show a change of 1%; a fresh run of"),  # nothing tells how long a block takes
     ],
