@@ -35,7 +35,7 @@ CLOSED = re.compile(rb"\]\s*}?\Z")  # at the end of a file
 BLANK = b" \t\r\n"
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Event(msgspec.Struct, gc=False):
@@ -177,7 +177,7 @@ def readable(text: bytes, kind: type[T]) -> T | None:
     except UNREADABLE:
         return None
     known = {}
-    for each in msgspec.structs.fields(kind):  # type: ignore[arg-type]
+    for each in msgspec.structs.fields(kind):
         with suppress(KeyError, msgspec.ValidationError):
             known[each.name] = msgspec.json.decode(said[each.encode_name], type=each.type, strict=False)
     return kind(**known)
