@@ -9,8 +9,8 @@ the same run's records of turns without delays, leaves of that, and its slope be
 
 Each step begins when it is due: the device and delays of the step before, OWN_US for the engine's own code,
 and a time drawn anew, NOISE_US on average and as standard deviation, as steps of a real host differ. Without
-that the engine's code takes 0.2 to 0.5% of a delay longer, as it finds colder caches after it; intervals were
-narrower than that, and 28% of them missed slopes of 1 and 2. A run is three trials and takes about 15 s.
+that the engine's code takes 0.2 to 0.5% of a delay longer, as it finds colder caches after it; intervals of
+slopes were narrower than that, and 28% of all missed. A run is three trials and takes about 15 s.
 Later calls add to the runs of earlier ones.
 """
 
