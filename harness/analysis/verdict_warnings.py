@@ -396,7 +396,7 @@ class Unattributed(OfVerdict, frozen=True):
     side: str
     share: float
     says = (
-        "{share:.1%} of the {side} arm's step is in none of the engine's phases; it is code between two, or "
-        "another "
+        "{share:.1%} of the {side} arm's step is in none of the engine's phases (unattributed); it is code "
+        "between two, or another "
         "process on the host's core; stop other processes, or look at the gaps in bench profile"
     )
