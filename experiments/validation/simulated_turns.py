@@ -6,7 +6,8 @@ A simulated run draws its blocks from those that `recorded_turns` kept of its lo
 they were or swapped, so that what their boots differ by stays in. A neighbour comes on top: it computes and
 rests for times of one mean, drawn from an exponential distribution, and a turn takes SLOWER times as long
 while it computes; where the change itself alters how an arm waits, the second arm suffers WAITS times as much
-from it. Pairs beside it are left out as a run leaves them out (slices.deciding). The change between the arms
+from it. Pairs beside it are left out as a run leaves them out (slices.deciding), and a run that has a block
+with too few others decides by the rule of `turns.disagreement`. The change between the arms
 is a factor on every turn of the second one, the same in each boot: one that is another from boot to boot, as
 that of `overlap`, needs more blocks.
 """
@@ -19,12 +20,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import earlier
 from experiments.validation import recorded_turns
 from experiments.validation.sliced_aa import LOOPS
+from overlap_bench.harness.analysis import turns
 from overlap_bench.harness.common.intervals import Floats
 from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.plan.design import MARGIN
@@ -35,7 +38,7 @@ SLOWER = 2.0
 WAITS = (1.0, 3.0)
 CHANGES = (0.0, 0.01, 0.02)
 RUNS = 2_000  # simulated, of each cell
-SECONDS = (90.0, 180.0)  # of a run
+SECONDS = (90.0, 180.0, 480.0)  # of a run
 FIRST_S = 14.0  # of them, what comes before its first block: imports, and boots that are thrown away
 US_PER_S = 1e6
 HEADER = [
@@ -50,6 +53,7 @@ HEADER = [
     "intervals that hold the truth, fewest",
     "half-width, median",
     "no verdict",
+    "decided by the undisturbed blocks",
 ]
 
 
@@ -109,19 +113,22 @@ class Found:
     """Shares of RUNS, by CHANGES."""
 
     by_all: float  # that all turns would call a change, where there is none
-    no_verdict: float  # a block in which too few turns were undisturbed
+    no_verdict: float  # too few turns were undisturbed, and nothing differs
+    in_spite: float  # decided although a block had too few, by the others
     called: tuple[float, ...]  # a change
     seen: tuple[float, ...]  # called slower, and the interval holds the truth
     holding: tuple[float, ...]
     half_width: float  # of runs without a change, the median
 
 
-def noise(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator) -> tuple[Floats, Floats, bool]:
+def noise(
+    recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator
+) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """What each block of a run says of arms that do not differ, log ratios: by the turns that decide, and by
-    all; and whether enough were undisturbed in every block."""
+    all; and whether enough of its turns were undisturbed."""
     dwell_s = cell.dwell_s
     neighbour = None if dwell_s is None else Neighbour.drawn(random, dwell_s, 2 * cell.seconds)
-    deciding, all_, enough = [], [], True
+    deciding, all_, enough = [], [], []
     for number, drawn in enumerate(random.integers(len(recorded), size=cell.blocks)):
         pairs = recorded[drawn]
         began_s = number * cell.seconds / cell.blocks
@@ -133,10 +140,10 @@ def noise(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator) ->
             ratios = ratios + suffered[:, 1] - suffered[:, 0]
             calm = np.all(share <= slices.HELD, axis=1)
         few = calm.sum() < max(slices.FEWEST_PAIRS, slices.ENOUGH * len(ratios))
-        enough &= not few
+        enough.append(not few)
         deciding.append(slices.trimmed(ratios if few else ratios[calm]))
         all_.append(slices.trimmed(ratios))
-    return np.array(deciding), np.array(all_), enough
+    return np.array(deciding), np.array(all_), np.array(enough)
 
 
 def judged(ratios: Floats) -> tuple[paired.Effect, str | None]:
@@ -146,24 +153,29 @@ def judged(ratios: Floats) -> tuple[paired.Effect, str | None]:
 
 def simulated(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator) -> Found:
     called, seen, holding = np.zeros((3, RUNS, len(CHANGES)), bool)
-    by_all, no_verdict = np.zeros((2, RUNS), bool)
+    by_all, no_verdict, in_spite = np.zeros((3, RUNS), bool)
     half_widths = []
     for run in range(RUNS):
         deciding, all_, enough = noise(recorded, cell, random)
         by_all[run] = judged(np.exp(all_))[1] in verdicts.CHANGES
-        no_verdict[run] = not enough
         for place, change in enumerate(CHANGES):
-            effect, verdict = judged(np.exp(deciding) * (1 + change))
+            ratios = np.exp(deciding) * (1 + change)
+            effect, verdict = judged(ratios)
+            decides = bool(enough.all()) or (
+                enough.sum() >= turns.FEWEST_CALM and judged(ratios[enough])[1] == verdict
+            )
             assert effect.low is not None
             assert effect.high is not None
-            holding[run, place] = not enough or effect.low <= change <= effect.high
-            called[run, place] = enough and verdict in verdicts.CHANGES
-            seen[run, place] = enough and verdict == "slower" and holding[run, place]
+            holding[run, place] = not decides or effect.low <= change <= effect.high
+            called[run, place] = decides and verdict in verdicts.CHANGES
+            seen[run, place] = decides and verdict == "slower" and holding[run, place]
             if not change:
                 half_widths.append((effect.high - effect.low) / 2)
+                no_verdict[run], in_spite[run] = not decides, decides and not enough.all()
     return Found(
         by_all=float(by_all.mean()),
         no_verdict=float(no_verdict.mean()),
+        in_spite=float(in_spite.mean()),
         called=tuple(called.mean(axis=0).tolist()),
         seen=tuple(seen.mean(axis=0).tolist()),
         holding=tuple(holding.mean(axis=0).tolist()),
@@ -194,6 +206,7 @@ def row(cell: Cell, found: Found) -> list[str]:
         f"{min(found.holding):.1%}",
         f"±{found.half_width:.2%}",
         f"{found.no_verdict:.1%}",
+        f"{found.in_spite:.1%}",
     ]
 
 
