@@ -12,13 +12,13 @@ from typing import Any
 
 METRICS = {
     "step_ms_sliced": "decode_step_ms",
-    "step_ms_sliced_same_device": "decode_step_ms_host",
-    "step_ms_sliced_same_host": "decode_step_ms_device",
+    "step_ms_sliced_same_device": "decode_step_ms_same_device",
+    "step_ms_sliced_same_host": "decode_step_ms_same_host",
     "step_ms_sliced_mean": "decode_step_ms_untrimmed",
     "step_ms_drained": "decode_step_ms_drained",
     "step_ms_matched": "round_step_ms",
-    "step_ms_same_device": "round_step_ms_host",
-    "step_ms_same_host": "round_step_ms_device",
+    "step_ms_same_device": "round_step_ms_same_device",
+    "step_ms_same_host": "round_step_ms_same_host",
     "decode_step_ms_mean": "round_step_ms_mean",
 }
 BEFORE = {today: name for name, today in METRICS.items()}

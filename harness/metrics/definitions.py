@@ -107,14 +107,14 @@ def goodput(boot: Boot) -> float:
 
 # Of several arms in turns; the change between two arms is that of their pairs.
 SLICED = "decode_step_ms"
-SLICED_SAME_DEVICE, SLICED_SAME_HOST = "decode_step_ms_host", "decode_step_ms_device"
+SLICED_SAME_DEVICE, SLICED_SAME_HOST = "decode_step_ms_same_device", "decode_step_ms_same_host"
 IN_TURNS = (SLICED, SLICED_SAME_DEVICE, SLICED_SAME_HOST)
 SLICED_MEAN = "decode_step_ms_untrimmed"
 OF_PAIRS = (*IN_TURNS, SLICED_MEAN)  # what can decide in turns
 DRAINED = "decode_step_ms_drained"
 UNDISTURBED = "turns_undisturbed"  # no metric: the share of pairs beside which nothing else used the cores
 # Of several arms at one batch mix.
-SAME_DEVICE, SAME_HOST = "round_step_ms_host", "round_step_ms_device"
+SAME_DEVICE, SAME_HOST = "round_step_ms_same_device", "round_step_ms_same_host"
 MATCHED = ("round_step_ms", SAME_DEVICE, SAME_HOST)
 # What takes device times for the device's own, by the whole step that says it without them.
 SPLIT = {

@@ -133,12 +133,12 @@ def steps_matched(before_steps: pd.DataFrame, *others: pd.DataFrame) -> tuple[di
     never ran is left out of all, for there is nothing to compare it with; the weights of the others stay.
     NaN for all where no batch size is shared.
 
-    The changes of round_step_ms_host and _device, as shares of the before arm's step, add up to that of
-    round_step_ms exactly: so much bookkeeping. In a serial loop, where the host waits for the device and then
-    the device for the host, round_step_ms_host is also what the step would take had the device been as fast
-    in both arms, without the noise of its clocks and neighbours. Where the host computes while the device
-    does and is the slower of the two, it is not: its exposed time is then its own less the device's, and what
-    a device gains it seems to lose (stats.md).
+    The changes of round_step_ms_same_device and _same_host, as shares of the before arm's step, add up to
+    that of round_step_ms exactly: so much bookkeeping. In a serial loop, where the host waits for the device
+    and then the device for the host, round_step_ms_same_device is also what the step would take had the
+    device been as fast in both arms, without the noise of its clocks and neighbours. Where the host computes
+    while the device does and is the slower of the two, it is not: its exposed time is then its own less the
+    device's, and what a device gains it seems to lose (stats.md).
     """
     arms = [decode_intervals(steps) for steps in (before_steps, *others)]
     means = matched_means(arms, ["interval_ns", "device_ns"])

@@ -53,8 +53,8 @@ MECHANISM = "What the engine counted: whether the change did what it claims to d
 LIMIT = (
     "In rounds. device_busy: share of the time in which programs ran on the device, copies not counted. "
     "exposed_host_us: step interval − device time of that step: host work that overlap failed to hide, and "
-    "the device's own gap between two programs. round_step_ms_host and round_step_ms_device in the table "
-    "above split the change of the decode step into exposed host time and device time."
+    "the device's own gap between two programs. round_step_ms_same_device and round_step_ms_same_host in the "
+    "table above split the change of the decode step into exposed host time and device time."
 )
 FLOOR = " Floor: what equal arms show on this machine (bench aa): a smaller change says nothing."
 # What TTFT is made of, in order. An engine that doesn't say when it queued a request has one wait for two.

@@ -30,7 +30,7 @@ import hashlib
 
 from overlap_bench.engines.api import BadFile
 
-SCHEMA_VERSION = 2  # 1 had other names: common/names.py
+SCHEMA_VERSION = 3  # 1 and 2 had other names: common/names.py
 Read = TypeVar("Read")
 PARTIAL = ".partial"
 PROFILE = "profile"  # what a profile's folder says it is, in PROFILE_FILE
@@ -123,7 +123,7 @@ def decoded(where: str, text: bytes, kind: type[Read]) -> Read:
     text = text.removeprefix(codecs.BOM_UTF8)  # of an editor on Windows: plans and histories are kept in git
     try:
         schema = msgspec.json.decode(text, type=_Versioned).schema_version
-        if schema < 2:
+        if schema < SCHEMA_VERSION:
             text = names.of_today(text.decode()).encode()
         if schema > SCHEMA_VERSION:
             raise StoreError(

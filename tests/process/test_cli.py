@@ -252,8 +252,8 @@ def test_variants_are_listed_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\nh2d  " in listed
     full = bench("variants", "pinned-h2d").out
     for word in (
-        "h2d=pageable", "h2d=pinned", "roseinfer", "expected on emulated", "5.5%", "round_step_ms_host",
-        "engines/overlap/toggles/h2d.py",
+        "h2d=pageable", "h2d=pinned", "roseinfer", "expected on emulated", "5.5%",
+        "round_step_ms_same_device", "engines/overlap/toggles/h2d.py",
     ):  # fmt: skip
         assert word in full
 

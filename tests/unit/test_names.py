@@ -31,7 +31,8 @@ def test_no_name_means_two_things() -> None:
     """Neither of today, nor one of before that is a metric of today: files with it would be read wrongly."""
     assert not EXTRA.keys() & definitions.METRICS.keys()
     assert not names.METRICS.keys() & {*EXTRA, *definitions.METRICS}
-    assert len({*names.METRICS.values()}) == len(names.METRICS)
+    assert len({*names.FIRST.values()}) == len(names.FIRST)
+    assert len({*names.SECOND.values()}) == len(names.SECOND)
 
 
 def test_no_other_metric_is_renamed() -> None:
@@ -52,18 +53,22 @@ def test_no_other_metric_is_renamed() -> None:
             "ways: 8 trials of 2 rounds; 3 interleaved rounds",
         ),
         ("phase_wait_copy_done_us_sliced, planted_share", "decode_phase_wait_copy_done_us, injected_share"),
+        ("decode_step_ms_host, round_step_ms_device", "decode_step_ms_same_device, round_step_ms_same_host"),
     ],
 )
 def test_a_stored_sentence_is_told_in_the_words_of_today(stored: str, shown: str) -> None:
     assert names.sentence_of_today(stored) == shown
 
 
-def test_a_file_of_the_first_schema_is_read_by_the_names_of_today(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("schema", "name"), [(1, "step_ms_same_device"), (2, "round_step_ms_host")])
+def test_a_file_of_an_older_schema_is_read_by_the_names_of_today(
+    tmp_path: Path, schema: int, name: str
+) -> None:
     path = tmp_path / "summary.json"
-    path.write_text('{"schema_version": 1, "metrics": {"step_ms_matched": 3.0}}')
+    path.write_text(f'{{"schema_version": {schema}, "metrics": {{"{name}": 3.0}}}}')
     found: dict[str, Any] = read_json(path, dict[str, Any], "a run")
-    assert found == {"schema_version": 1, "metrics": {"round_step_ms": 3.0}}
-    assert SCHEMA_VERSION == 2
+    assert found == {"schema_version": schema, "metrics": {"round_step_ms_same_device": 3.0}}
+    assert SCHEMA_VERSION == 3
 
 
 def test_a_result_by_its_older_fields_is_the_same_result() -> None:

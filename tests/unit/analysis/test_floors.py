@@ -76,7 +76,7 @@ def test_what_depends_on_the_toggles_alone_has_no_floor_from_another_run(tmp_pat
     (only,) = with_floor(result(0.9), later(), tmp_path).comparisons
     floor = {name: only.metrics[name].floor for name in definitions.MATCHED}
     assert floor["round_step_ms"] is not None
-    assert floor["round_step_ms_host"] is floor["round_step_ms_device"] is None
+    assert floor["round_step_ms_same_device"] is floor["round_step_ms_same_host"] is None
 
 
 def test_another_aa_run_of_the_same_replaces_it(tmp_path: Path) -> None:

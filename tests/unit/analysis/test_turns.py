@@ -206,7 +206,7 @@ def test_a_result_by_turns_says_what_was_compared_and_where_the_change_is() -> N
     lines = [tables.in_turns(found) or "", tables.step_parts(found) or ""]
     assert "0.11% from trial to trial" in (tables.scatter(found) or "")
     assert any("pairs of turns, 100% usable" in line for line in lines)
-    assert any("−5" in line and "decode_step_ms_host" in line for line in lines)
+    assert any("−5" in line and "decode_step_ms_same_device" in line for line in lines)
 
 
 def test_a_result_that_rounds_contradict_is_undecided_and_says_why() -> None:

@@ -158,7 +158,7 @@ def test_a_step_with_one_part_held_by_hand() -> None:
     before, after = steps_matched(gapped((4, 5, 15), (4, 7, 15)), gapped((4, 3, 14), (4, 3, 12)))
     assert before == pytest.approx(dict.fromkeys(definitions.MATCHED, 21.0))  # 6 exposed, 15 on the device
     assert after == pytest.approx(
-        {"round_step_ms": 3 + 13, "round_step_ms_host": 3 + 15, "round_step_ms_device": 6 + 13}
+        {"round_step_ms": 3 + 13, "round_step_ms_same_device": 3 + 15, "round_step_ms_same_host": 6 + 13}
     )
 
 

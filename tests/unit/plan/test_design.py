@@ -42,7 +42,7 @@ PINNED = Variant(
 
 
 CLOSED = msgspec.structs.replace(PINNED, workload={"arrival": "closed", "concurrency": 4})
-JUDGED = msgspec.structs.replace(PINNED, secondaries=["round_step_ms_host"])
+JUDGED = msgspec.structs.replace(PINNED, secondaries=["round_step_ms_same_device"])
 OF_A_PHASE = msgspec.structs.replace(PINNED, phase="wait.copy_done")
 VARIANTS = {
     **load_variants(),
@@ -263,12 +263,12 @@ def secondaries(variant: str = "judged", **asked: Any) -> tuple[str, ...]:
 
 
 def test_a_variant_says_what_else_is_judged_unless_it_is_said_on_the_command_line() -> None:
-    assert secondaries() == ("decode_step_ms_host",)
+    assert secondaries() == ("decode_step_ms_same_device",)
     assert secondaries("pinned") == ()
-    assert secondaries(against_itself=True) == ("decode_step_ms_host",)
+    assert secondaries(against_itself=True) == ("decode_step_ms_same_device",)
     assert secondaries(design={"secondaries": ("latency_ms_p50",)}) == ("latency_ms_p50",)
-    assert secondaries(design={"primary": "ttft_ms_p50"}) == ("round_step_ms_host",)
-    assert secondaries(design={"primary": "round_step_ms_host"}) == ()  # never twice
+    assert secondaries(design={"primary": "ttft_ms_p50"}) == ("round_step_ms_same_device",)
+    assert secondaries(design={"primary": "round_step_ms_same_device"}) == ()  # never twice
     assert secondaries(workload={"max_new_tokens": 1}, design={"primary": "ttft_ms_p50"}) == ()
 
 
@@ -353,7 +353,7 @@ def test_a_gate_looks_from_its_third_trial_on() -> None:
 
 def test_a_gate_and_a_variant_that_is_changed_have_no_secondary_of_the_variant() -> None:
     assert secondaries(max_regression=0.05) == ()
-    assert secondaries(both=["python=/an/interpreter"]) == ("decode_step_ms_host",)
+    assert secondaries(both=["python=/an/interpreter"]) == ("decode_step_ms_same_device",)
     for changed in ({"both": ["stream_interval=1"]}, {"before": ["graph=off"]}, {"after": ["graph=off"]}):
         assert secondaries(**changed) == ()
 
@@ -361,10 +361,10 @@ def test_a_gate_and_a_variant_that_is_changed_have_no_secondary_of_the_variant()
 def test_only_host_changes_in_serial_loops_are_judged_at_equal_device_times() -> None:
     on_the_device = {"graph", "tables"}
     for each in load_variants().values():
-        if "round_step_ms_host" in each.secondaries:
+        if "round_step_ms_same_device" in each.secondaries:
             assert not on_the_device & set(each.changes), each.name
             assert (each.before["schedule"], each.after["schedule"]) == ("serial", "serial"), each.name
-    assert load_variants()["pinned-h2d"].secondaries == ["round_step_ms_host"]
+    assert load_variants()["pinned-h2d"].secondaries == ["round_step_ms_same_device"]
 
 
 def test_what_a_claim_is_of_is_a_metric() -> None:
@@ -485,14 +485,14 @@ def test_metrics_of_steps_need_their_records() -> None:
         ({"secondaries": ("peak_concurrency",)}, "neither lower nor higher is better"),
         ({"workload": Workload(max_new_tokens=1)}, "needs at least 2 output tokens"),
         (
-            {"workload": Workload(max_new_tokens=1), "primary": "round_step_ms_host"},
+            {"workload": Workload(max_new_tokens=1), "primary": "round_step_ms_same_device"},
             "needs at least 2 output tokens",
         ),
         ({"primary": "goodput_req_s"}, "goodput_req_s needs to know what is good: give --goodput"),
-        ({"primary": "round_step_ms_host", "plant": 0.03}, "takes the device as equal in both arms"),
+        ({"primary": "round_step_ms_same_device", "plant": 0.03}, "takes the device as equal in both arms"),
         ({"primary": definitions.SLICED_SAME_DEVICE, "plant": 0.03}, "takes the device as equal"),
         (
-            {"primary": "round_step_ms_device", "plant": 0.03, "plant_at": "host"},
+            {"primary": "round_step_ms_same_host", "plant": 0.03, "plant_at": "host"},
             "takes the host as equal in both arms",
         ),
     ],
