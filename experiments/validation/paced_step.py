@@ -11,9 +11,9 @@ missing until its minutes are over.
 One at a time, a step should take the host's work and the device's together, but for what the host still
 launches (the sampler, copies) once the graph is replayed: that runs beside the device. One ahead, it should
 take the larger of the two; the lines below the first table say whether it does, within 1%, where the two are
-apart. The second table has Llama 3 8B on an H100 (engines/profiles.toml), device times stretched by k/2, k,
-2k and 4k, in the same cycles; the third what each phase takes at k. Ratios are of one trial each, the median
-of them is shown.
+apart. The second table has what each phase takes where the device takes twice as long as the host. Each step
+is held against the host's work of the same cycle, half a second before or after it: a ratio is the trimmed
+mean of a boot's cycles, and the median of trials is shown.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import fmean, median
 from time import monotonic
@@ -34,12 +35,12 @@ from typing import Any
 
 from experiments.common.command_line import ROOT, parser
 
-BATCHES = (1, 16, 64, 128, 256)
+BATCHES = (1, 16, 64, 256)
 SHARES = (0.0, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)  # of the host's work: the device's
-PROFILE = "llama3-8b-h100"
-STRETCHED = ("k/2", "k", "2k", "4k")
-CYCLES = 8
+ALONE, TWICE = "share 0.0", "share 2.0"
+CYCLES = 24
 STEPS = 12  # of each pace in a cycle
+AT_ONCE = 64  # paces of the same requests, whose context ends
 SETTLED = 4  # of them that do not count: what is in flight, and how warm the caches are, is the last pace's
 PHASES = ("schedule", "metadata", "launch", "append", "output")
 MODES = ("off", "on")  # one step at a time, one step ahead
@@ -67,7 +68,7 @@ def child(name: str, mode: str, seed: int, host_us: Mapping[str, float]) -> Iter
     """Every setting in one boot of the engine, in this interpreter. `host_us`: the host's work by batch, or
     {}."""
     from overlap_bench.engines import api
-    from overlap_bench.engines.pace import Size, make_pace, settle
+    from overlap_bench.engines.pace import Size, make_pace
 
     options = api.EngineOptions(
         model="llama3-8b",
@@ -113,35 +114,47 @@ def child(name: str, mode: str, seed: int, host_us: Mapping[str, float]) -> Iter
     for batch in BATCHES:
         host_ns = 1e3 * host_us.get(str(batch), 0)
         texts = {f"share {share}": f"decode={round(share * host_ns)}ns,prefill=100us" for share in SHARES}
-        texts |= {by: settle(f"{PROFILE}*{by}") for by in STRETCHED}
         made = {name: make_pace(text) for name, text in texts.items()}
-        run(batch, ["share 0.0"])  # kernels compile
-        order = [name for _ in range(CYCLES) for name in drawn.sample(list(texts), len(texts))]
-        rows = run(batch, order)
+        run(batch, [ALONE])  # kernels compile
+        order = shuffled(list(texts), drawn)
+        rows = [row for at in range(0, len(order), AT_ONCE) for row in run(batch, order[at : at + AT_ONCE])]
         for name in texts:
             device_ns = made[name].ns_of([Size("decode", batch, batch, 0)])
-            runs: list[dict[str, int]] = []  # of this pace, one after another
-            gaps, kept = [], []
-            for row in rows:
-                if row["end"] - row["begin"] != device_ns:
-                    runs = []
-                    continue
-                runs.append(row)
-                if len(runs) > SETTLED:
-                    gaps.append((row["end"] - runs[-2]["end"]) / 1e3)
-                    kept.append(row)
+            cycles = list(kept_of(rows, device_ns))
             yield {
                 "batch": batch,
                 "name": name,
                 "device_us": device_ns / 1e3,
-                "step_us": trimmed(gaps),
+                "step_us": [fmean(gap for gap, _ in each) for each in cycles],
                 "phases": {
-                    each: trimmed([(row[f"{each}.end"] - row[f"{each}.start"]) / 1e3 for row in kept])
-                    for each in PHASES
+                    phase: [
+                        fmean((row[f"{phase}.end"] - row[f"{phase}.start"]) / 1e3 for _, row in each)
+                        for each in cycles
+                    ]
+                    for phase in PHASES
                 },
                 "late": [device.clock.lateness.mean_ns / 1e3, device.clock.lateness.p99_ns / 1e3],
             }
     engine.stop()
+
+
+def shuffled(names: Sequence[str], drawn: random.Random) -> list[str]:
+    """CYCLES times all of them, none twice in a row."""
+    order: list[str] = []
+    while len(order) < CYCLES * len(names):
+        cycle = drawn.sample(names, len(names))
+        if order[-1:] != cycle[:1]:
+            order += cycle
+    return order
+
+
+def kept_of(rows: Sequence[dict[str, int]], device_ns: int) -> Iterator[list[tuple[float, dict[str, int]]]]:
+    """Each cycle's steps of that pace but the first SETTLED, with what passed since the step before, us."""
+    for is_its, steps in groupby(rows, key=lambda row: row["end"] - row["begin"] == device_ns):
+        same = list(steps)
+        if is_its and len(same) > SETTLED:
+            counted = list(pairwise(same))[SETTLED - 1 :]
+            yield [((row["end"] - earlier["end"]) / 1e3, row) for earlier, row in counted]
 
 
 def trimmed(values: Sequence[float]) -> float:
@@ -203,11 +216,16 @@ def cell(found: Found, trials: Sequence[int], batch: int, share: float) -> Cell:
     for trial in trials:
         for mode in MODES:
             alone, step = (found[trial, mode, batch, f"share {each}"] for each in (0.0, share))
-            host, device_us, beside = alone["step_us"], step["device_us"], alone["phases"]["launch"]
-            expected = max(host, device_us) if mode == "on" else host - beside + max(beside, device_us)
-            against[mode].append(step["step_us"] / expected - 1)
+            device_us = step["device_us"]
+            ratios = [
+                took / (max(host, device_us) if mode == "on" else host - beside + max(beside, device_us))
+                for took, host, beside in zip(
+                    step["step_us"], alone["step_us"], alone["phases"]["launch"], strict=False
+                )
+            ]
+            against[mode].append(trimmed(ratios) - 1)
             if mode == "off":
-                host_us.append(host)
+                host_us.append(trimmed(alone["step_us"]))
     return Cell(batch, median(host_us), device_us, against)
 
 
@@ -237,23 +255,10 @@ def report(found: Found) -> None:
 
     rows = []
     for batch in BATCHES:
-        row = [str(batch)]
-        for by in STRETCHED:
-            changes = [
-                found[trial, "on", batch, by]["step_us"] / found[trial, "off", batch, by]["step_us"] - 1
-                for trial in trials
-            ]
-            row += [f"{found[trials[0], 'off', batch, by]['device_us'] / 1e3:.2f}", between(changes)]
-        rows.append(row)
-    table(
-        ["batch", *(each for by in STRETCHED for each in (f"{by}: device, ms", "step, on against off"))], rows
-    )
-
-    rows = []
-    for batch in BATCHES:
         for mode in MODES:
-            phases = [found[trial, mode, batch, "k"]["phases"] for trial in trials]
-            rows.append([str(batch), mode, *(f"{median(p[each] for p in phases):,.0f}" for each in PHASES)])
+            phases = [found[trial, mode, batch, TWICE]["phases"] for trial in trials]
+            us = (median(trimmed(boot[each]) for boot in phases) for each in PHASES)
+            rows.append([str(batch), mode, *(f"{each:,.0f}" for each in us)])
     table(["batch", "ahead", *(f"{each}, us" for each in PHASES)], rows)
     late = [each["late"] for each in found.values()]
     print(
@@ -276,9 +281,7 @@ def complete(boots: Mapping[str, list[dict[str, Any]]], trials: int) -> Found:
 def host_work(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """By batch, us, of the boot whose paces were all 0: {} before it."""
     return {
-        str(batch): median(
-            row["step_us"] for row in rows if row["batch"] == batch and row["name"].startswith("share")
-        )
+        str(batch): median(trimmed(row["step_us"]) for row in rows if row["batch"] == batch)
         for batch in BATCHES
         if rows
     }

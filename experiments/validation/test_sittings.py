@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,9 @@ def found() -> paced_step.Found:
     """A host's work of 1 ms, 200 us of it beside the device."""
     return {
         (0, mode, 16, f"share {share}"): {
-            "step_us": us,
+            "step_us": [us] * 3,
             "device_us": share * 1000,
-            "phases": {"launch": 200},
+            "phases": {"launch": [200] * 3},
         }
         for mode, steps in US.items()
         for share, us in steps.items()
@@ -39,6 +41,21 @@ def test_a_step_is_held_against_the_sum_or_the_larger_where_they_are_apart() -> 
     assert "on: within 1% in 1 of 2 cells" in paced_step.within(cells, "on")
     assert "furthest +4.0%, at batch 16, host/device 0.50" in paced_step.within(cells, "on")
     assert "off: within 1% in 2 of 2" in paced_step.within(cells, "off")
+
+
+def test_steps_right_behind_a_change_of_pace_do_not_count() -> None:
+    ends = [0, 5, 11, 18, 26, 35, 36, 37, 38, 39, 40, 42]
+    took = [5] * 6 + [1] * 6
+    rows = [{"begin": 1000 * (end - us), "end": 1000 * end} for end, us in zip(ends, took, strict=True)]
+    first, second = (list(paced_step.kept_of(rows, us)) for us in (5000, 1000))
+    assert [[gap for gap, _ in cycle] for cycle in first] == [[8, 9]]
+    assert [[gap for gap, _ in cycle] for cycle in second] == [[1, 2]]
+
+
+def test_no_pace_comes_twice_in_a_row() -> None:
+    order = paced_step.shuffled(["a", "b"], random.Random(0))
+    assert sorted(order) == ["a"] * paced_step.CYCLES + ["b"] * paced_step.CYCLES
+    assert all(first != second for first, second in pairwise(order))
 
 
 def test_a_trial_counts_once_both_its_boots_are_there() -> None:
