@@ -378,7 +378,7 @@ class WithinFloor(OfVerdict, frozen=True):
     usual = Severity.QUALIFIES
     says = (
         "{metric} is called {word}, but arms of equal code differ here by more than its change (noise floor "
-        "±{floor:.2%}); the change may be chance; repeat the run"
+        "±{floor:.2%}); the change may be chance; believe it when a fresh run finds it again"
     )
 
 
