@@ -6,8 +6,8 @@ A simulated run draws its blocks from those that `recorded_turns` kept of its lo
 they were or swapped, so that what their boots differ by stays in. A neighbour comes on top: it computes and
 rests for times of one mean, drawn from an exponential distribution, and a turn takes SLOWER times as long
 while it computes; where the change itself alters how an arm waits, the second arm suffers WAITS times as much
-from it. Pairs beside it are left out as a run leaves them out (slices.deciding), and a run that has a block
-with too few others decides by the rule of `turns.disagreement`. The change between the arms
+from it. Pairs beside it are left out as a run leaves them out (slices.deciding), and blocks with
+too few others as well, where values.FEWEST_CALM blocks are left (values.counted). The change between the arms
 is a factor on every turn of the second one, the same in each boot: one that is another from boot to boot, as
 that of `overlap`, needs more blocks.
 """
@@ -27,7 +27,7 @@ from experiments.common.record import write_result
 from experiments.common.repeated_runs import earlier
 from experiments.validation import recorded_turns
 from experiments.validation.sliced_aa import LOOPS
-from overlap_bench.harness.analysis import turns
+from overlap_bench.harness.analysis import values
 from overlap_bench.harness.common.intervals import Floats
 from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.plan.design import MARGIN
@@ -53,7 +53,7 @@ HEADER = [
     "intervals that hold the truth, fewest",
     "half-width, median",
     "no verdict",
-    "decided by the undisturbed blocks",
+    "decided without some blocks",
 ]
 
 
@@ -114,7 +114,7 @@ class Found:
 
     by_all: float  # that all turns would call a change, where there is none
     no_verdict: float  # too few turns were undisturbed, and nothing differs
-    in_spite: float  # decided although a block had too few, by the others
+    fewer: float  # decided without some blocks
     called: tuple[float, ...]  # a change
     seen: tuple[float, ...]  # called slower, and the interval holds the truth
     holding: tuple[float, ...]
@@ -153,17 +153,16 @@ def judged(ratios: Floats) -> tuple[paired.Effect, str | None]:
 
 def simulated(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator) -> Found:
     called, seen, holding = np.zeros((3, RUNS, len(CHANGES)), bool)
-    by_all, no_verdict, in_spite = np.zeros((3, RUNS), bool)
+    by_all, no_verdict, fewer = np.zeros((3, RUNS), bool)
     half_widths = []
     for run in range(RUNS):
         deciding, all_, enough = noise(recorded, cell, random)
         by_all[run] = judged(np.exp(all_))[1] in verdicts.CHANGES
+        counted = enough if enough.sum() >= values.FEWEST_CALM else np.ones_like(enough)
+        decides = bool(enough[counted].all())
+        no_verdict[run], fewer[run] = not decides, decides and not enough.all()
         for place, change in enumerate(CHANGES):
-            ratios = np.exp(deciding) * (1 + change)
-            effect, verdict = judged(ratios)
-            decides = bool(enough.all()) or (
-                enough.sum() >= turns.FEWEST_CALM and judged(ratios[enough])[1] == verdict
-            )
+            effect, verdict = judged(np.exp(deciding[counted]) * (1 + change))
             assert effect.low is not None
             assert effect.high is not None
             holding[run, place] = not decides or effect.low <= change <= effect.high
@@ -171,11 +170,10 @@ def simulated(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator
             seen[run, place] = decides and verdict == "slower" and holding[run, place]
             if not change:
                 half_widths.append((effect.high - effect.low) / 2)
-                no_verdict[run], in_spite[run] = not decides, decides and not enough.all()
     return Found(
         by_all=float(by_all.mean()),
         no_verdict=float(no_verdict.mean()),
-        in_spite=float(in_spite.mean()),
+        fewer=float(fewer.mean()),
         called=tuple(called.mean(axis=0).tolist()),
         seen=tuple(seen.mean(axis=0).tolist()),
         holding=tuple(holding.mean(axis=0).tolist()),
@@ -206,7 +204,7 @@ def row(cell: Cell, found: Found) -> list[str]:
         f"{min(found.holding):.1%}",
         f"±{found.half_width:.2%}",
         f"{found.no_verdict:.1%}",
-        f"{found.in_spite:.1%}",
+        f"{found.fewer:.1%}",
     ]
 
 

@@ -22,6 +22,7 @@ from overlap_bench.harness.analysis.values import (
     block_seconds,
     block_values,
     check_values,
+    counted,
     effect_of,
     lacking,
     measured,
@@ -86,9 +87,9 @@ def _of_several(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence
     first, *others = (arm.name for arm in design.arms)
     pairs = {other: manifest.pair(first, other) for other in others}
     values = {other: of_two(blocks, per_block, (first, other)) for other in others}
-    measured_by = [block.node for block in blocks]
+    alpha = design.alpha(len(blocks))
     effects = {
-        other: _effects(pair.design, measured(pair.design, values[other]), measured_by)[0]
+        other: _effects(pair.design, *_counted(pair.design, blocks, values[other]), alpha)[0]
         for other, pair in pairs.items()
     }
     adjusted: dict[str, dict[str, float]] = {other: {} for other in others}
@@ -130,8 +131,9 @@ def comparison(
     before, *after = design.arms_with_plant(manifest.plant_ns)
     check_values(design, per_block, [design.primary])
     alpha = design.alpha(len(blocks))
+    deciding, per_block = _counted(design, blocks, per_block)
     values = measured(design, per_block)
-    effects, by_node = _effects(design, values, [block.node for block in blocks])
+    effects, by_node = _effects(design, deciding, per_block, alpha)
     if adjusted is None:
         adjusted = verdicts.holm(_family(effects, design.secondaries))
 
@@ -150,7 +152,9 @@ def comparison(
     warnings: list[Warning] = [] if apart is None else [verdict_warnings.Contradicted(apart)]
     word = None if verdict is None or apart is not None else verdict.word
     without = _without_verdict(design, per_block)
-    of_primary = _of_primary(manifest, blocks, values, effects, word, by_node)
+    of_primary = _of_primary(manifest, deciding, values, effects, word, by_node)
+    if len(deciding) < len(blocks):
+        warnings.append(verdict_warnings.LeftOut(len(blocks) - len(deciding), len(blocks)))
 
     if after and apart is None:
         warnings += turns.of_size(design, per_block, alpha)
@@ -161,7 +165,7 @@ def comparison(
         variant=design.name,
         before=Settings.of(before),
         after=Settings.of(after[0]) if after else None,
-        blocks=len(blocks),
+        blocks=len(deciding),
         confidence=1 - alpha,
         margin=design.margin,
         primary=design.primary,
@@ -180,12 +184,21 @@ def comparison(
     )
 
 
+def _counted(
+    design: Design, blocks: Sequence[Block], per_block: Sequence[Values]
+) -> tuple[list[Block], list[Values]]:
+    """The blocks that decide, and their values."""
+    places = counted(design, per_block, design.gated)
+    return [blocks[each] for each in places], [per_block[each] for each in places]
+
+
 def _effects(
-    design: Design, values: Series, measured_by: Sequence[str]
+    design: Design, blocks: Sequence[Block], per_block: Sequence[Values], alpha: float
 ) -> tuple[dict[str, paired.Effect], Nodes | None]:
     """By metric, of two arms, nothing of one alone; and what each node says of the primary, where there are
-    several. `measured_by`: the node of each block."""
-    alpha = design.alpha(len(measured_by))
+    several."""
+    measured_by = [block.node for block in blocks]
+    values = measured(design, per_block)
     both = {name: per_arm for name, per_arm in values.items() if len(per_arm) == 2}
     if len(set(measured_by)) < 2:
         return {name: effect_of(name, per_arm, alpha) for name, per_arm in both.items()}, None

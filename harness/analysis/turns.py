@@ -15,9 +15,9 @@ from overlap_bench.harness.analysis.warnings import Warning
 from overlap_bench.harness.common.formatting import percent
 from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.metrics.block import Values
-from overlap_bench.harness.metrics.definitions import DRAINED, SLICED, UNDISTURBED
+from overlap_bench.harness.metrics.definitions import DRAINED, SLICED
 from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.stats import paired, verdicts
+from overlap_bench.harness.stats import paired
 from overlap_bench.harness.store.tables import Block
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ OF_ROUNDS = "round_step_ms"  # the same step, in the rounds: at the before arm's
 OF_CLIENTS = "tpot_ms_p50"  # what there is of it where an engine records no steps in rounds
 BUSY = 0.05  # of a core, while parked
 TOLD = 0.05  # of the pairs: from so many disturbed ones on, what they say is told
-FEWEST_CALM = 6  # trials whose turns were undisturbed, for the others to be believed beside them
 SURE = 0.01  # the level of what takes a verdict back: there are two such tests a run
 
 
@@ -35,21 +34,16 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
     """Why turns decide nothing here, in words; None where nothing speaks against them, or too little was
     measured to tell.
 
-    Enough turns must be undisturbed in each block, unless the blocks in which they are come to the same
-    verdict without the others (these blocks err in 5%, so both err in no more), or the change is one that
-    sharing the cores can't make. A step must cost as much when a turn is counted to its very end, within
-    the margin; and rounds must not decide the opposite: the other direction, or a change surely beyond
+    Enough turns must be undisturbed in each block of those that count (values.counted), unless the change is
+    one that sharing the cores can't make. A step must cost as much when a turn is counted to its very end,
+    within the margin; and rounds must not decide the opposite: the other direction, or a change surely beyond
     the margin where turns find none. That both agree on the direction and not on the size is no
     contradiction: `of_size` tells it.
     """
-    shares = [min(values[arm.name].get(UNDISTURBED, 1.0) for arm in design.arms) for values in per_block]
-    calm = min(shares, default=1.0)
-    undisturbed = [values for values, share in zip(per_block, shares, strict=True) if share >= slices.ENOUGH]
-    same = _word(design, undisturbed, alpha) == _word(design, per_block, alpha)
+    calm = min(map(slices.calm, per_block), default=1.0)
     alpha = min(alpha, SURE)
     turns = _effect(design, per_block, alpha, SLICED)
-    believed = (same and len(undisturbed) >= FEWEST_CALM) or (turns is not None and _beyond_sharing(turns))
-    if calm < slices.ENOUGH and not believed:
+    if calm < slices.ENOUGH and not (turns is not None and _beyond_sharing(turns)):
         return (
             f"other processes used the cores in {1 - calm:.0%} of a trial's turns; the other turns are too "
             "few to decide by; stop these processes, or give the run more time (--max-minutes)"
@@ -107,13 +101,6 @@ def _apart(design: Design, per_block: Sequence[Values], alpha: float, name: str)
     """How far the change of another metric is from that in turns, where that is surely beyond the margin."""
     found = _effect(design, per_block, alpha, name, base=SLICED)
     return found if found is not None and _side(found, design.margin) else None
-
-
-def _word(design: Design, per_block: Sequence[Values], alpha: float) -> str | None:
-    found = _effect(design, per_block, alpha, SLICED)
-    return (
-        None if found is None else verdicts.verdict(found, design.margin, "lower", is_time=True, alpha=alpha)
-    )
 
 
 def _beyond_sharing(effect: paired.Effect) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.result import Judged, MetricRow
 from overlap_bench.harness.analysis.words import difference, interval
-from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics import definitions, slices
 from overlap_bench.harness.metrics.block import OFFERED, Values, of_block
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.stats import paired, verdicts
@@ -26,6 +26,7 @@ NOT_STREAMED = (
 )
 TURNS = ": too few turns of both arms ran the same steps; --interleaved-rounds 0 compares by rounds"
 THROUGHPUTS = ("throughput_tok_s", "throughput_total_tok_s", "throughput_req_s")
+FEWEST_CALM = 6  # trials whose turns were undisturbed, for the others to be left out
 Series = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block
 
 
@@ -75,6 +76,18 @@ def series(
             if values and np.isfinite(values).all():
                 found.setdefault(name, {})[arm] = values
     return found
+
+
+def counted(design: Design, per_block: Sequence[Values], names: Sequence[str]) -> list[int]:
+    """Places of the blocks that decide about these metrics. All, but where one is of turns, and FEWEST_CALM
+    blocks or more had enough undisturbed turns: then these alone. No change makes processes of others
+    compute, so this chooses no result. Others' blocks, however few, would: a change may suffer more from a
+    neighbour than what it changes, and their interval would hold that (simulated_turns)."""
+    everything = [*range(len(per_block))]
+    if not any(name in definitions.OF_PAIRS for name in names):
+        return everything
+    calm = [place for place in everything if slices.calm(per_block[place]) >= slices.ENOUGH]
+    return calm if len(calm) >= FEWEST_CALM else everything
 
 
 def block_values(design: Design, block: Block) -> Values:
@@ -154,6 +167,7 @@ def _enough_of_primary(design: Design, until: Until, per_block: Sequence[Values]
     """Whether the rule has enough of the primary, and what it found."""
     check_values(design, per_block, [design.primary], ratio=until.precision is not None)
     alpha = design.alpha(len(per_block))
+    per_block = [per_block[place] for place in counted(design, per_block, design.gated)]
     effect = effect_of(design.primary, measured(design, per_block, [design.primary])[design.primary], alpha)
     if until.precision is None:
         metric = definitions.METRICS[design.primary]
@@ -170,6 +184,7 @@ def _enough_of_primary(design: Design, until: Until, per_block: Sequence[Values]
 def so_far(design: Design, per_block: Sequence[Values]) -> str:
     """The primary's change with its 95% interval, in words; "" where two arms, two blocks or a value are
     missing. For whoever watches a run: it decides nothing."""
+    per_block = [per_block[place] for place in counted(design, per_block, design.gated)]
     per_arm = measured(design, per_block, [design.primary]).get(design.primary, {})
     if len(per_block) < 2 or len(design.arms) != 2 or len(per_arm) != 2:
         return ""
@@ -185,8 +200,10 @@ def judged(
     from overlap_bench.harness.analysis import gate
 
     check_values(design, per_block, names)
+    level = design.one_sided(len(per_block))
+    per_block = [per_block[place] for place in counted(design, per_block, names)]
     values = measured(design, per_block)
     rest = [name for name in names if not gate.is_gone(name, *values[name].values())]
     check_values(design, per_block, rest, ratio=True)
     offered = THROUGHPUTS if offered_load(design, per_block) else ()
-    return gate.judge(values, names, limit, design.one_sided(len(per_block)), offered)
+    return gate.judge(values, names, limit, level, offered)

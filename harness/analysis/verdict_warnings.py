@@ -142,6 +142,16 @@ class Contradicted(OfVerdict, frozen=True):
     says = f"{UNDECIDED}: {{why}}"
 
 
+class LeftOut(OfVerdict, frozen=True):
+    trials: int
+    all_trials: int
+    usual = Severity.DESCRIBES
+    says = (
+        "disturbed trials: beside {trials} of {all_trials} trials other processes used the cores in most "
+        "turns; these trials are left out, and the others decide; stop these processes, and all trials count"
+    )
+
+
 class NodesDisagree(OfVerdict, frozen=True):
     nodes: int
     sd: float

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-METRICS = {
+FIRST = {  # of the first schema, by which designs are signed
     "step_ms_sliced": "decode_step_ms",
     "step_ms_sliced_same_device": "decode_step_ms_same_device",
     "step_ms_sliced_same_host": "decode_step_ms_same_host",
@@ -21,7 +21,14 @@ METRICS = {
     "step_ms_same_host": "round_step_ms_same_host",
     "decode_step_ms_mean": "round_step_ms_mean",
 }
-BEFORE = {today: name for name, today in METRICS.items()}
+# Of the second schema: taken for the host's time, where the whole step is meant, at the same device time.
+SECOND = {
+    f"{which}_step_ms_{part}": f"{which}_step_ms_same_{other}"
+    for which in ("decode", "round")
+    for part, other in (("host", "device"), ("device", "host"))
+}
+METRICS = FIRST | SECOND
+BEFORE = {today: name for name, today in FIRST.items()}
 COUNTERS = {f"planted_{what}": f"injected_{what}" for what in ("device_ns", "host_ns", "share")}
 OLD = re.compile(rf"\b(?:{'|'.join([*METRICS, *COUNTERS])}|phase_\w+_us_sliced)\b")
 TODAY = re.compile(rf"\b(?:{'|'.join(BEFORE)}|decode_phase_\w+_us)\b")

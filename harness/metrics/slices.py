@@ -7,6 +7,7 @@ for longer than a turn meets both, and cancels in their ratio.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -228,6 +229,12 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
         {**{name: make(each) for name, make in made.items()}, UNDISTURBED: calm}
         for each, calm in zip(turns, (min(shares), *shares), strict=True)
     )
+
+
+def calm(values: Mapping[str, Mapping[str, float]]) -> float:
+    """The share of pairs of turns in a block's values of arms, in which nothing else used the cores; 1 where
+    it is not known."""
+    return min(each.get(UNDISTURBED, 1.0) for each in values.values())
 
 
 def parts_of_step(

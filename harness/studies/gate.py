@@ -26,7 +26,7 @@ from overlap_bench.harness.analysis import (
 from overlap_bench.harness.analysis.gate_plans import GatePlans
 from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.analysis.stored import finished, readable
-from overlap_bench.harness.analysis.values import THROUGHPUTS, block_seconds, offered_load
+from overlap_bench.harness.analysis.values import THROUGHPUTS, block_seconds, counted, offered_load
 from overlap_bench.harness.analysis.values import judged as judged_by
 from overlap_bench.harness.common.machine import guess_device
 from overlap_bench.harness.metrics import definitions
@@ -153,7 +153,8 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     failing = gate.more_failed(before, after, most, level)
     compared = summary.comparisons[0]
     by_turns = any(name in definitions.OF_PAIRS for name in wanted)
-    apart = turns.disagreement(design, per_block, 2 * level) if by_turns else None
+    deciding = [per_block[place] for place in counted(design, per_block, wanted)]
+    apart = turns.disagreement(design, deciding, 2 * level) if by_turns else None
     apart = (
         manifest.never_ran
         or apart

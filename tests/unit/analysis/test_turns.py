@@ -7,13 +7,14 @@ import pytest
 from overlap_bench.harness.analysis import comparison, turns, words
 from overlap_bench.harness.analysis.experiment_result import Finished
 from overlap_bench.harness.analysis.result import Comparison
-from overlap_bench.harness.analysis.values import block_values
+from overlap_bench.harness.analysis.values import block_values, counted, so_far
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.metrics.definitions import DRAINED, SLICED, UNDISTURBED
 from overlap_bench.harness.plan.experiment_file import Quantity
 from overlap_bench.harness.report import tables
 from overlap_bench.harness.stats import paired
 from overlap_bench.harness.store.tables import Block
+from tests.support import made_blocks
 from tests.support.made_blocks import MS, manifest, side, warned
 
 DESIGN = manifest(primary=SLICED).design
@@ -75,22 +76,39 @@ def test_beside_others_nothing_is_decided_that_they_may_have_made(
     assert why is None or why.count("; ") == 2
 
 
-@pytest.mark.parametrize(
-    ("calm", "disturbed", "told"),
-    [
-        (6, 1.0, False),
-        (5, 1.0, True),  # too few to decide without it
-        (8, 3.0, True),  # with it nothing is decided
-    ],
-)
-def test_a_disturbed_trial_takes_back_no_verdict_that_the_others_make_without_it(
-    calm: int, disturbed: float, told: bool
-) -> None:
-    found = (blocks(-0.12, -0.12, -0.12) * 2)[: calm + 1]
+def beside_others(calm: int, change: float) -> list[Values]:
+    """Trials without a change, and one more beside which other work used the cores."""
+    found = (blocks(0.0, 0.0, 0.0) * 3)[: calm + 1]
     found = [{arm: dict(values) for arm, values in each.items()} for each in found]
-    found[-1]["after"] |= {SLICED: disturbed * found[-1]["after"][SLICED], UNDISTURBED: 0.1}
-    why = turns.disagreement(DESIGN, found, 0.05)
-    assert (why or "").startswith("other processes used the cores in 90%") == told
+    for values in found[1].values():
+        values[UNDISTURBED] = 0.1
+    found[1]["after"][SLICED] *= 1 + change
+    return found
+
+
+@pytest.mark.parametrize("calm", [5, 6, 8])
+@pytest.mark.parametrize("change", [0.0, 3.0])
+def test_disturbed_trials_are_left_out_where_six_others_decide(calm: int, change: float) -> None:
+    found = beside_others(calm, change)
+    places = counted(DESIGN, found, [SLICED])
+    assert places == [place for place in range(calm + 1) if place != 1 or calm < 6]
+    why = turns.disagreement(DESIGN, [found[each] for each in places], 0.05)
+    assert (why or "").startswith("other processes used the cores in 90%") == (calm < 6)
+    shown = so_far(DESIGN, found)
+    without = so_far(DESIGN, [each for place, each in enumerate(found) if place != 1])
+    assert (shown == without) == (calm >= 6)
+
+
+def test_a_result_says_which_trials_it_leaves_out() -> None:
+    plan, measured = manifest(blocks=7, primary=SLICED), made_blocks.blocks(1.0, 7)
+    found = comparison.comparison(plan, measured, beside_others(6, 3.0))
+    assert found.verdict is not None
+    assert (found.blocks, found.verdict.word) == (6, "same")
+    assert any(text.startswith("disturbed trials: beside 1 of 7 trials ") for text in warned(found))
+
+
+def test_metrics_of_rounds_are_of_every_trial() -> None:
+    assert counted(DESIGN, beside_others(6, 0.0), [turns.OF_ROUNDS]) == [*range(7)]
 
 
 def test_a_verdict_is_taken_back_by_what_is_sure_and_not_by_what_one_run_in_twenty_shows() -> None:

@@ -202,7 +202,7 @@ def test_a_damaged_manifest_is_named(folder: Path, text: str) -> None:
 
 def test_a_newer_schema_is_refused_whatever_else_it_holds(folder: Path) -> None:
     (folder / "manifest.json").write_text('{"schema_version": 99, "unheard": "of"}')
-    with pytest.raises(StoreError, match="schema version 99, newer than 2"):
+    with pytest.raises(StoreError, match="schema version 99, newer than 3"):
         read_manifest(folder)
 
 
