@@ -23,12 +23,12 @@ HERE = Path(__file__).resolve().parent
 # what few changes touch. One that is named on the command line runs in any case.
 LATE = {
     *(f"engine/test_{name}.py" for name in (
-        "cuda_logic", "divergences", "evaluation", "overlap_run", "ranks", "transformers_engine",
+        "cuda_logic", "divergences", "evaluation", "guards", "overlap_run", "ranks", "transformers_engine",
         "vllm_engine",
     )),
     *(f"process/test_{name}.py" for name in (
-        "action", "across_runs", "bisect", "experiment", "factorial", "fuzz", "gpu_check", "installed",
-        "keep", "notebooks", "openai_run", "profile", "ray", "real_run", "record_pace", "sensitivity",
+        "action", "across_runs", "bisect", "experiment", "factorial", "fuzz", "gate_refs", "gpu_check",
+        "installed", "keep", "notebooks", "openai_run", "profile", "ray", "real_run", "record_pace", "sensitivity",
         "several_arms", "sweep", "trust",
     )),
 }  # fmt: skip
