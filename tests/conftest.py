@@ -28,8 +28,8 @@ LATE = {
     )),
     *(f"process/test_{name}.py" for name in (
         "action", "across_runs", "bisect", "experiment", "factorial", "fuzz", "gate_refs", "gpu_check",
-        "installed", "keep", "notebooks", "openai_run", "profile", "ray", "real_run", "record_pace", "sensitivity",
-        "several_arms", "sweep", "trust",
+        "installed", "keep", "notebooks", "openai_run", "profile", "ray", "real_run", "record_pace",
+        "sensitivity", "several_arms", "sweep", "trust",
     )),
 }  # fmt: skip
 _left: list[int] = []  # how many tests each collection left to CI
