@@ -175,14 +175,15 @@ def _cell(
     run = cells.get(cell_name(name, batch, mode, at), {})
     near = run if "phase" in run else cells.get(cell_name(name, batch, "off"), {})
     own = _row(near.get("phase"))
-    phases = [] if found is None or own is None else [each for each in found.phases if each.phase == phase]
+    every = {name: _row(each) for name, each in near.get("phases", {phase: near.get("phase")}).items()}
+    known = {name: each for name, each in every.items() if each is not None}
     outputs = run.get("outputs")
     return Cell(
         batch=batch,
         mode=mode,
         at=at,
         phase=own,
-        foretold=foretold(own, phases[0], found.step_us) if phases and found and own else None,
+        foretold=foretold(known, found.phases, found.step_us) if known and found else None,
         whole=_row(run.get("step")),
         trials=run.get("blocks"),
         outputs=None if outputs is None else (outputs["identical"], outputs["compared"]),
@@ -194,20 +195,29 @@ def _row(found: Mapping[str, Any] | None) -> Row | None:
     return None if found is None or found["change"] is None else msgspec.convert(found, Row)
 
 
-def foretold(own: Row, phase: Phase, step_us: float) -> Row:
-    """What a step feels of a change of this phase, as a share of it: nothing, where the phase is hidden. Its
-    interval: from corner to corner of both intervals, the change's and the slope's."""
-    before = own.before or 0.0
-
-    def share(change: float, slope: float) -> float:
-        return felt(msgspec.structs.replace(phase, slope=slope), before * change) / step_us
-
-    corners = [share(*each) for each in product(own.ends or (), (phase.slope_low, phase.slope_high))]
+def foretold(changes: Mapping[str, Row], phases: Sequence[Phase], step_us: float) -> Row:
+    """What a step feels of the changes of its phases, as a share of it: the sum, and nothing of a phase that
+    is hidden. Its interval: that of each phase goes from corner to corner of the change's and the slope's;
+    phases are taken as independent."""
+    felt_of_each = [_felt(changes[each.phase], each, step_us) for each in phases if each.phase in changes]
+    middle, low, high = (np.array(felt_of_each).reshape(-1, 3)).T
+    total = float(middle.sum())
     return Row(
-        change=share(own.change, phase.slope),
-        ci_low=min(corners, default=None),
-        ci_high=max(corners, default=None),
+        change=total,
+        ci_low=total - float(np.hypot.reduce(middle - low, initial=0.0)),
+        ci_high=total + float(np.hypot.reduce(high - middle, initial=0.0)),
     )
+
+
+def _felt(change: Row, phase: Phase, step_us: float) -> tuple[float, float, float]:
+    """What a step feels of a phase's change, as a share of it, and the ends of the interval."""
+
+    def share(of: float, slope: float) -> float:
+        return felt(msgspec.structs.replace(phase, slope=slope), (change.before or 0.0) * of) / step_us
+
+    ends = change.ends or (change.change, change.change)
+    corners = [share(*each) for each in product(ends, (phase.slope_low, phase.slope_high))]
+    return share(change.change, phase.slope), min(corners), max(corners)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -130,6 +130,38 @@ def test_what_is_hidden_is_not_felt_however_large_its_slope_is_beyond_the_slack(
     assert on.foretold == Row(change=0, ci_low=0, ci_high=0)
 
 
+def test_what_a_step_feels_is_the_sum_of_its_phases() -> None:
+    phase = Phase(
+        phase="append", us=1000, slope=1, slope_low=0.9, slope_high=1.1, slack_us=0, slack_low=0,
+        slack_high=0, gain_most=1000, points=[(100, 100)],
+    )  # fmt: skip
+    other = msgspec.structs.replace(phase, phase="output", slope=0.5, slope_low=0.5, slope_high=0.5)
+    rows = {"append": row(-0.2, 0.0), "output": row(-0.1, 0.01), "send": row(-0.5)}
+    changes = {name: msgspec.convert(each, Row) for name, each in rows.items()}
+    found = judgement.foretold(changes, [phase, other], 10_000)
+    assert found.change == pytest.approx(-0.02 - 0.005)
+    half = (0.002**2 + 0.0005**2) ** 0.5
+    assert found.ends == pytest.approx((-0.025 - half, -0.025 + half))
+
+
+def test_what_was_measured_before_stays_until_it_is_measured_anew(found: Judgement) -> None:
+    def with_cells(*cells: Cell) -> Judgement:
+        return msgspec.structs.replace(
+            found, commits=["abc"], changes=[msgspec.structs.replace(found.changes[0], cells=[*cells])]
+        )
+
+    def whole(change: float) -> Row:
+        return Row(change=change)
+
+    before = with_cells(Cell(batch=1, mode="off", whole=whole(-0.1)), Cell(batch=16, mode="off"))
+    now = with_cells(
+        Cell(batch=1, mode="off", foretold=whole(-0.2)), Cell(batch=16, mode="off", whole=whole(-0.3))
+    )
+    cells = vllm_judged.merged(before, msgspec.structs.replace(now, commits=["def"])).changes[0].cells
+    assert [each.step and each.step.change for each in cells] == [-0.1, -0.3]
+    assert vllm_judged.merged(before, now).commits == ["abc"]
+
+
 @pytest.mark.parametrize(
     ("steps", "said"),
     [

@@ -2,10 +2,10 @@
 
     python -m experiments.validation.vllm_judged [FOLDER]
 
-FOLDER is that of vllm_toggles: what it holds becomes results/reference/vllm_toggles.json. All else is made of
-that file, with FOLDER or without: the page in results/reference/proofs, as markdown and for a browser; the
-changes' rows among the claims (harness/analysis/claims.json and results/reference/claims.md). README's
-sentence is printed. Notebook 06 reads the same file: execute it anew.
+FOLDER is that of vllm_toggles: its cells take the place of the same ones in results/reference, in the file
+vllm_toggles.json. All else is made of that file, with FOLDER or without: the page in results/reference, as
+markdown and for a browser; the changes' rows among the claims (harness/analysis/claims.json and
+results/reference/claims.md). README's sentence is printed. Notebook 06 reads the same file: execute it anew.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TITLE = "vLLM's argued changes, judged"
 NOTE = (
     "Change = after/before − 1: negative is shorter. Its own phase: whether it does what it says, in turns, "
     "without async scheduling. A step: without async scheduling / with it; in parentheses what to expect by "
-    "the phase's change and by what a microsecond in that phase costs a step, else what was run whole. "
+    "the phases' changes and by what a microsecond in each costs a step, else what was run whole. "
     f"Starts to matter: where its whole interval is beyond {MATTERS:.0%} of a step; nowhere: all are within. "
     f"Depends on the host: whether that changes at batch {BETWEEN} where the device takes half as long, as "
     "long as here, and twice as long. Our rewriting: one side is what we wrote after the source's "
@@ -110,8 +110,8 @@ def _lines(found: Judgement) -> Iterator[str]:
         "times, stretched by this host's slowness k."
     )
     yield (
-        "A cell that was not run whole is expected: the phase's change in us, times what a microsecond of "
-        "that phase costs a step."
+        "A cell that was not run whole is expected: what each phase got shorter by, in us, times what a "
+        "microsecond of it costs a step."
     )
     agree, both, wide = judgement.agreement(found)
     if both:
@@ -195,7 +195,7 @@ def _every_cell(found: Judgement) -> Iterator[Table]:
         "overlap": lambda row: {True: "yes", False: "no", None: ""}[row[1].overlaps],
     }
     if rows:
-        note = "95% intervals. What a change makes of other phases than its own shows in the whole run alone."
+        note = "95% intervals. A change may shorten other phases than its own: what is expected adds them up."
         numbers = ("its own phase", "expected", "run whole", "trials")
         yield tabulated("Cell by cell", rows, columns, note, numbers)
 
@@ -266,6 +266,32 @@ def of_folder(folder: Path) -> Judgement:
     )
 
 
+def merged(before: Judgement, now: Judgement) -> Judgement:
+    """What is known once more was measured. A cell is that of now, unless before has it run whole, or
+    expected, where now does not."""
+    known = {(each.name, *_place(cell)): cell for each, cell in before.cells}
+    changes = [
+        msgspec.structs.replace(
+            each, cells=[_better(known.get((each.name, *_place(cell)), cell), cell) for cell in each.cells]
+        )
+        for each in now.changes
+    ]
+    commits = sorted({*before.commits, *now.commits})
+    return msgspec.structs.replace(now, commits=commits, changes=changes)
+
+
+def _better(before: Cell, now: Cell) -> Cell:
+    as_much = (now.whole is not None, now.step is not None) >= (
+        before.whole is not None,
+        before.step is not None,
+    )
+    return now if as_much else before
+
+
+def _place(cell: Cell) -> tuple[int, str, str]:
+    return cell.batch, cell.mode, cell.at
+
+
 def read() -> Judgement:
     return msgspec.json.decode(SOURCE.read_bytes(), type=Judgement)
 
@@ -277,7 +303,8 @@ def main() -> None:
     )
     folder: Path | None = asked.parse_args().folder
     if folder is not None:
-        SOURCE.write_bytes(msgspec.json.format(msgspec.json.encode(of_folder(folder)), indent=1) + b"\n")
+        found = merged(read(), of_folder(folder))
+        SOURCE.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     found, place = read(), FOLDER / PAGE
     place.write_text(markdown_page(page(found)))
     place.with_suffix(".html").write_text(for_browsers(found))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from time import monotonic
@@ -27,6 +27,7 @@ from experiments.common import judgement
 from experiments.common.command_line import parser
 from experiments.common.judgement import BATCHES, BETWEEN, HERE, HOSTS, MODES, PACE, cell_name, variants
 from experiments.validation import vllm_judged
+from overlap_bench.engines.vllm import SPEC
 from overlap_bench.harness.analysis import sensitivity
 from overlap_bench.harness.metrics.definitions import SLICED, phase_in_turns
 from overlap_bench.harness.report.page import markdown_page
@@ -86,15 +87,21 @@ def measured(cell: str, python: str, folder: Path) -> dict[str, Any]:
             },
         }
     (comparison,) = json.loads(done.stdout)["comparisons"]
-    phase = variants()[cell.split()[0]].phase
-    kept = {"step": SLICED, **({"phase": phase_in_turns(phase)} if phase else {})}
-    rows = {
-        what: {each: comparison["metrics"][name][each] for each in
-               ("before", "after", "change", "ci_low", "ci_high", "verdict")}
-        for what, name in kept.items()
-        if name in comparison["metrics"]
-    }  # fmt: skip
-    return {**rows, "outputs": comparison["outputs"]}
+    phases = {each: found for each in SPEC.phases if (found := row(comparison, phase_in_turns(each)))}
+    own = phases.get(variants()[cell.split()[0]].phase)
+    return {
+        "step": row(comparison, SLICED),
+        **({"phase": own} if own else {}),
+        "phases": phases,
+        "outputs": comparison["outputs"],
+    }
+
+
+def row(comparison: Mapping[str, Any], metric: str) -> dict[str, Any] | None:
+    """What is kept of a metric; None where the run has none."""
+    found = comparison["metrics"].get(metric)
+    kept = ("before", "after", "change", "ci_low", "ci_high", "verdict")
+    return None if found is None else {each: found[each] for each in kept}
 
 
 def main() -> None:
