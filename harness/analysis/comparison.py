@@ -131,14 +131,14 @@ def comparison(
     before, *after = design.arms_with_plant(manifest.plant_ns)
     check_values(design, per_block, [design.primary])
     alpha = design.alpha(len(blocks))
-    deciding, per_block = _counted(design, blocks, per_block)
-    values = measured(design, per_block)
-    effects, by_node = _effects(design, deciding, per_block, alpha)
+    deciding, kept = _counted(design, blocks, per_block)
+    values = measured(design, kept)
+    effects, by_node = _effects(design, deciding, kept, alpha)
     if adjusted is None:
         adjusted = verdicts.holm(_family(effects, design.secondaries))
 
     offered = THROUGHPUTS if offered_load(design, per_block) else ()
-    apart = turns.disagreement(design, per_block, alpha) if design.primary in definitions.OF_PAIRS else None
+    apart = turns.disagreement(design, kept, alpha) if design.primary in definitions.OF_PAIRS else None
     decided = decision.on_declared(design, effects, adjusted, alpha, offered, apart, manifest.never_ran)
     rows = {
         name: msgspec.structs.replace(
@@ -157,7 +157,7 @@ def comparison(
         warnings.append(verdict_warnings.LeftOut(len(blocks) - len(deciding), len(blocks)))
 
     if after and apart is None:
-        warnings += turns.of_size(design, per_block, alpha)
+        warnings += turns.of_size(design, kept, alpha)
     warnings += [*without, *turns.of_turns(design, blocks), *of_primary]
     in_turns = turns.sliced(design, blocks) if after else None
     did = mechanism(design, blocks)

@@ -80,9 +80,9 @@ def series(
 
 def counted(design: Design, per_block: Sequence[Values], names: Sequence[str]) -> list[int]:
     """Places of the blocks that decide about these metrics. All, but where one is of turns, and FEWEST_CALM
-    blocks or more had enough undisturbed turns: then these alone. No change makes processes of others
-    compute, so this chooses no result. Others' blocks, however few, would: a change may suffer more from a
-    neighbour than what it changes, and their interval would hold that (simulated_turns)."""
+    blocks or more had enough undisturbed turns: then these alone. No change makes other processes compute,
+    so this chooses no result. The blocks that are left out would bend the interval: an arm may suffer more
+    from a neighbour than the change is worth (experiments/validation/simulated_turns.py)."""
     everything = [*range(len(per_block))]
     if not any(name in definitions.OF_PAIRS for name in names):
         return everything
