@@ -242,8 +242,8 @@ class Throttled(OfRun, frozen=True):
 class GPUUnknown(OfRun, frozen=True):
     arms: str
     says = (
-        "unknown GPU: NVML tells nothing of the GPU of {arms}; it may throttle or be shared, unseen; look "
-        "at nvidia-smi while it runs"
+        "unknown GPU: NVML tells nothing of the GPU of {arms}; it may throttle or be shared, unseen; "
+        "look at nvidia-smi on the host while it runs, as a container may hide it"
     )
 
     @classmethod

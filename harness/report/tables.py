@@ -130,7 +130,7 @@ def in_turns(comparison: Comparison) -> str | None:
         return None
     return (
         f"The decode step was measured in turns: the arms alternated every {sliced.steps} steps of the same "
-        f"requests (batch {sliced.batch:.3g}; {sliced.pairs:,} pairs of turns, {sliced.kept:.0%} usable). "
+        f"requests (batch {sliced.batch:.3g}; {sliced.pairs:,} pairs, of {sliced.kept:.0%} of the turns). "
         "All else was measured in rounds: one arm at a time ran the whole workload, so it scatters more."
         f"{beside_others(comparison)}"
     )

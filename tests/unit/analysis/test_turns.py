@@ -223,7 +223,7 @@ def test_a_result_by_turns_says_what_was_compared_and_where_the_change_is() -> N
     assert found.sliced.between == pytest.approx(0.0011, rel=0.1)
     lines = [tables.in_turns(found) or "", tables.step_parts(found) or ""]
     assert "0.11% from trial to trial" in (tables.scatter(found) or "")
-    assert any("pairs of turns, 100% usable" in line for line in lines)
+    assert any("pairs, of 100% of the turns" in line for line in lines)
     assert any("−5" in line and "decode_step_ms_same_device" in line for line in lines)
 
 
