@@ -87,7 +87,7 @@ def measured(cell: str, python: str, folder: Path) -> dict[str, Any]:
             },
         }
     (comparison,) = json.loads(done.stdout)["comparisons"]
-    phases = {each: found for each in SPEC.phases if (found := row(comparison, phase_in_turns(each)))}
+    phases = {each: its for each in SPEC.phases if (its := row(comparison, phase_in_turns(each)))}
     own = phases.get(variants()[cell.split()[0]].phase)
     return {
         "step": row(comparison, SLICED),
