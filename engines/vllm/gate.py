@@ -155,21 +155,25 @@ class Core:
 
 
 def _answer(records: Connection, steps: Steps) -> None:
-    while True:
-        try:
-            word = records.recv_bytes()
-        except (EOFError, OSError):
-            return  # the host is gone, and vLLM ends its core
-        answer = b""
-        if word == CLEAR:
-            steps.clear()
-        elif word == COLLECT:
-            answer = msgspec.msgpack.encode((steps.record(), steps.outputs))
-        elif word.startswith(PROFILE):
-            steps.begin_profile(int(word.split()[1]))
-        elif word.startswith(DELAY):
-            _, ns, phase = word.decode().split(" ")
-            answer = str(steps.put_delay(phase, int(ns))).encode()
-        else:
-            answer = str(steps.begun).encode()
-        records.send_bytes(answer)
+    with records:  # closed by an error, whose traceback is in the log: else the host would wait for an answer
+        while True:
+            try:
+                word = records.recv_bytes()
+            except (EOFError, OSError):
+                return  # the host is gone, and vLLM ends its core
+            records.send_bytes(_answer_of(word, steps))
+
+
+def _answer_of(word: bytes, steps: Steps) -> bytes:
+    if word == CLEAR:
+        steps.clear()
+        return b""
+    if word == COLLECT:
+        return msgspec.msgpack.encode((steps.record(), steps.outputs))
+    if word.startswith(PROFILE):
+        steps.begin_profile(int(word.split()[1]))
+        return b""
+    if word.startswith(DELAY):
+        _, ns, phase = word.decode().split(" ")
+        return str(steps.put_delay(phase, int(ns))).encode()
+    return str(steps.begun).encode()

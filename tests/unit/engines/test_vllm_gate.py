@@ -1,15 +1,17 @@
 """The gate between a host and vLLM's core: who waits for whom, and what is told."""
 
 import select
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from overlap_bench.engines import api
-from overlap_bench.engines.vllm.gate import FINISH, GO, Asked, Core, Gate, died
+from overlap_bench.engines.vllm.gate import COLLECT, FINISH, GO, Asked, Core, Gate, died
 from overlap_bench.engines.vllm.steps import Steps
 from tests.support.bench_command import PATIENCE_S
 from tests.unit.engines.test_vllm_steps import scheduled
@@ -39,6 +41,21 @@ def opened() -> Iterator[tuple[Gate, Stepping]]:
 def asked(gate: Gate) -> Asked:
     assert select.select([gate], [], [], PATIENCE_S)[0]
     return gate.hear()
+
+
+def test_a_core_that_fails_to_tell_its_records_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(steps: Steps) -> api.RoundRecord:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    seen = Event()
+    monkeypatch.setattr(threading, "excepthook", lambda error: seen.set())
+    monkeypatch.setattr(Steps, "record", failing)
+    with opened() as (gate, _):
+        gate._records.send_bytes(COLLECT)
+        assert gate._records.poll(PATIENCE_S)  # it is closed
+        with pytest.raises(api.EngineError, match="vLLM's engine core died"):
+            gate.collect()
+        assert seen.wait(PATIENCE_S)
 
 
 def test_outside_of_turns_the_core_goes_by() -> None:
