@@ -23,13 +23,13 @@ HERE = Path(__file__).resolve().parent
 # what few changes touch. One that is named on the command line runs in any case.
 LATE = {
     *(f"engine/test_{name}.py" for name in (
-        "cuda_logic", "divergences", "evaluation", "guards", "overlap_run", "ranks", "transformers_engine",
-        "vllm_engine",
+        "cuda_logic", "divergences", "evaluation", "guards", "overlap_run", "ranks", "real_models",
+        "scoring", "transformers_engine", "vllm_engine",
     )),
     *(f"process/test_{name}.py" for name in (
-        "action", "across_runs", "bisect", "experiment", "factorial", "fuzz", "gate_refs", "gpu_check",
-        "installed", "keep", "notebooks", "openai_run", "profile", "ray", "real_run", "record_pace",
-        "sensitivity", "several_arms", "sweep", "trust",
+        "action", "across_runs", "bisect", "bisect_trials", "borrowed", "broken_engine", "experiment", "factorial", "fuzz", "gate_refs",
+        "gpu_check", "installed", "keep", "notebooks", "openai_run", "openai_turns", "profile", "ray", "real_run",
+        "record_pace", "sensitivity", "several_arms", "sweep", "trust",
     )),
 }  # fmt: skip
 _left: list[int] = []  # how many tests each collection left to CI
