@@ -27,9 +27,10 @@ LATE = {
         "scoring", "transformers_engine", "vllm_engine",
     )),
     *(f"process/test_{name}.py" for name in (
-        "action", "across_runs", "bisect", "bisect_trials", "borrowed", "broken_engine", "experiment", "factorial", "fuzz", "gate_refs",
-        "gpu_check", "installed", "keep", "notebooks", "openai_run", "openai_turns", "profile", "ray", "real_run",
-        "record_pace", "sensitivity", "several_arms", "sweep", "trust",
+        "action", "across_runs", "bisect", "bisect_trials", "borrowed", "broken_engine", "experiment",
+        "factorial", "fuzz", "gate_refs", "gpu_check", "installed", "keep", "notebooks", "openai_run",
+        "openai_turns", "profile", "ray", "real_run", "record_pace", "sensitivity", "several_arms", "sweep",
+        "trust",
     )),
 }  # fmt: skip
 _left: list[int] = []  # how many tests each collection left to CI
