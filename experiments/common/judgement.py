@@ -58,6 +58,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: str = HERE
     phase: Row | None = None
     foretold: Row | None = None
+    added: int = 1  # phases that it adds up
     whole: Row | None = None
     trials: int | None = None  # of the run
     outputs: tuple[int, int] | None = None  # identical, of so many
@@ -176,16 +177,17 @@ def _cell(
     near = run if "phase" in run else cells.get(cell_name(name, batch, "off"), {})
     own = _row(near.get("phase"))
     every = {name: _row(each) for name, each in near.get("phases", {phase: near.get("phase")}).items()}
-    known = {name: each for name, each in every.items() if each is not None}
+    known = {} if own is None else {name: each for name, each in every.items() if each is not None}
     outputs = run.get("outputs")
     return Cell(
         batch=batch,
         mode=mode,
         at=at,
         phase=own,
+        added=len(known),
         foretold=foretold(known, found.phases, found.step_us) if known and found else None,
         whole=_row(run.get("step")),
-        trials=run.get("blocks"),
+        trials=run.get("trials"),
         outputs=None if outputs is None else (outputs["identical"], outputs["compared"]),
         failed=run.get("failed"),
     )

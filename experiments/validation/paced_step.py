@@ -12,8 +12,8 @@ One at a time, a step should take the host's work and the device's together, but
 launches (the sampler, copies) once the graph is replayed: that runs beside the device. One ahead, it should
 take the larger of the two; the lines below the first table say whether it does, within 1%, where the two are
 apart. The second table has what each phase takes where the device takes twice as long as the host. Each step
-is held against the host's work of the same cycle, half a second before or after it: a ratio is the trimmed
-mean of a boot's cycles, and the median of trials is shown.
+is held against the host's work of the same cycle, which takes 0.1 to 2 s: a ratio is the trimmed mean of a
+boot's cycles, and the median of trials is shown.
 """
 
 from __future__ import annotations

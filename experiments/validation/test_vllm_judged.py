@@ -144,6 +144,23 @@ def test_what_a_step_feels_is_the_sum_of_its_phases() -> None:
     assert found.ends == pytest.approx((-0.025 - half, -0.025 + half))
 
 
+def test_nothing_is_expected_of_a_change_of_no_phase_and_the_page_says_what_is_added_up(
+    tmp_path: Path,
+) -> None:
+    sensitivity_at(tmp_path, "slope 64 off", 10_000, 0)
+    of_all = {"phases": {"append": row(-0.2), "output": row(-0.1)}, "trials": 6}
+    cells = {
+        "vllm-async-scheduling 64 off": {**run(None, -0.25), **of_all},
+        "vllm-update 64 off": {**run(-0.2, -0.02), **of_all},
+    }
+    found = Judgement(date="", commits=[], machine="", pace="", changes=judgement.judged(cells, tmp_path))
+    known = {each.name: cell for each, cell in found.cells if cell.whole is not None}
+    assert known["vllm-async-scheduling"].foretold is None
+    assert known["vllm-update"].foretold is not None
+    assert (known["vllm-update"].added, known["vllm-update"].trials) == (2, 6)
+    assert "In 1 of 1 cells all of its phases add up." in vllm_judged.page(found).lines[1]
+
+
 def test_what_was_measured_before_stays_until_it_is_measured_anew(found: Judgement) -> None:
     def with_cells(*cells: Cell) -> Judgement:
         return msgspec.structs.replace(

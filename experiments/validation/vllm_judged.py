@@ -56,7 +56,7 @@ TITLE = "vLLM's argued changes, judged"
 NOTE = (
     "Change = after/before − 1: negative is shorter. Its own phase: whether it does what it says, in turns, "
     "without async scheduling. A step: without async scheduling / with it; in parentheses what to expect by "
-    "the phases' changes and by what a microsecond in each costs a step, else what was run whole. "
+    "the phase's change and by what a microsecond in it costs a step, else what was run whole. "
     f"Starts to matter: where its whole interval is beyond {MATTERS:.0%} of a step; nowhere: all are within. "
     f"Depends on the host: whether that changes at batch {BETWEEN} where the device takes half as long, as "
     "long as here, and twice as long. Our rewriting: one side is what we wrote after the source's "
@@ -109,9 +109,12 @@ def _lines(found: Judgement) -> Iterator[str]:
         f"The host code is vLLM's own, on {found.machine}. The device is a clock, {found.pace}: an H100's "
         "times, stretched by this host's slowness k."
     )
+    expected = [cell.added for _, cell in found.cells if cell.foretold is not None]
+    several = sum(added > 1 for added in expected)
+    more = f" In {several} of {len(expected)} cells all of its phases add up." if several else ""
     yield (
-        "A cell that was not run whole is expected: what each phase got shorter by, in us, times what a "
-        "microsecond of it costs a step."
+        "A cell that was not run whole is expected: the phase's change in us, times what a microsecond of "
+        f"that phase costs a step.{more}"
     )
     agree, both, wide = judgement.agreement(found)
     if both:
@@ -195,7 +198,10 @@ def _every_cell(found: Judgement) -> Iterator[Table]:
         "overlap": lambda row: {True: "yes", False: "no", None: ""}[row[1].overlaps],
     }
     if rows:
-        note = "95% intervals. A change may shorten other phases than its own: what is expected adds them up."
+        note = (
+            "95% intervals. What a change makes of other phases than its own shows in the whole run, and in "
+            "what is expected where all phases add up."
+        )
         numbers = ("its own phase", "expected", "run whole", "trials")
         yield tabulated("Cell by cell", rows, columns, note, numbers)
 

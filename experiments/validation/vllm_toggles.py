@@ -93,6 +93,7 @@ def measured(cell: str, python: str, folder: Path) -> dict[str, Any]:
         "step": row(comparison, SLICED),
         **({"phase": own} if own else {}),
         "phases": phases,
+        "trials": comparison["trials"],
         "outputs": comparison["outputs"],
     }
 
