@@ -153,8 +153,9 @@ def comparison(
     word = None if verdict is None or apart is not None else verdict.word
     without = _without_verdict(design, per_block)
     of_primary = _of_primary(manifest, deciding, values, effects, word, by_node)
-    if len(deciding) < len(blocks):
-        warnings.append(verdict_warnings.LeftOut(len(blocks) - len(deciding), len(blocks)))
+    left_out = sorted({block.number for block in blocks} - {block.number for block in deciding})
+    if left_out:
+        warnings.append(verdict_warnings.LeftOut(len(left_out), len(blocks)))
 
     if after and apart is None:
         warnings += turns.of_size(design, kept, alpha)
@@ -166,6 +167,7 @@ def comparison(
         before=Settings.of(before),
         after=Settings.of(after[0]) if after else None,
         blocks=len(deciding),
+        left_out=left_out,
         confidence=1 - alpha,
         margin=design.margin,
         primary=design.primary,

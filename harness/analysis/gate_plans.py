@@ -61,7 +61,8 @@ def of_equal_arms(
     blocks know their own SD badly, and a gate that cannot decide is worth less than one that takes longer.
     """
     comparison = found.comparisons[0]
-    each = seconds / (comparison.blocks + 1)  # the first boots, which are thrown away, are nearly a block
+    measured = comparison.blocks + len(comparison.left_out)
+    each = seconds / (measured + 1)  # the first boots, which are thrown away, are nearly a block
     named = [name for name in metrics or METRICS if name not in offered]
     rows = {name: comparison.metrics[name] for name in named if name in comparison.metrics}
     sds = {name: row.sd for name, row in rows.items() if row.sd is not None and row.change is not None}

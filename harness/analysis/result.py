@@ -220,7 +220,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     variant: str
     before: Settings
     after: Settings | None
-    blocks: int = msgspec.field(name="trials")
+    blocks: int = msgspec.field(name="trials")  # that decide
+    left_out: list[int] = []  # the numbers of disturbed trials, of which no metric is made
     confidence: float  # of every interval
     margin: float
     primary: str

@@ -116,7 +116,7 @@ def so_far(folder: Path, manifest: Manifest) -> Result | None:
 def _unjudged(found: Comparison, design: Design) -> Comparison:
     rows = {name: msgspec.structs.replace(row, verdict=None) for name, row in found.metrics.items()}
     most = "at most " if design.may_end_early else ""
-    told = Unfinished(found.blocks, f"{most}{design.blocks}")
+    told = Unfinished(found.blocks + len(found.left_out), f"{most}{design.blocks}")
     others = [each for each in found.warnings if not each.settles]
     return msgspec.structs.replace(
         found, metrics=rows, verdict=decision.NOT_FINISHED, warnings=[told, *others]

@@ -178,7 +178,8 @@ def drawn(title: str, draw: Draw, leads: bool = False) -> Picture:
 def method(run: Run) -> Table:
     """What was decided before the first block."""
     design = run.manifest.design
-    blocks = run.result.comparisons[0].blocks
+    compared = run.result.comparisons[0]
+    blocks = compared.blocks + len(compared.left_out)
     if run.manifest.imported is not None:
         return _imported(run.manifest.imported, blocks)
     each = "for each arm" if any(arm.is_remote for arm in design.arms) else "a boot"

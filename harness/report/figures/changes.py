@@ -99,7 +99,8 @@ def trial_changes(run: Run, metric: str | None = None, width: float = style.WIDT
         raise api.BadSetting(f"{name} was not measured in every trial of both arms")
     scale: paired.Scale = "difference" if row.change is None else "ratio"
     factor, unit = (1, row.unit) if row.change is None else (100, "%")
-    values = run.values.pivot(index="trial", columns="arm", values=name).iloc[: found.blocks]
+    values = run.values.pivot(index="trial", columns="arm", values=name)
+    values = values.iloc[: found.blocks + len(found.left_out)].drop(index=found.left_out)
     before, after = (values[arm].tolist() for arm in run.arms)
     changes = [factor * paired.as_change(each, scale) for each in paired.paired(before, after, scale)]
     with style.drawing():
@@ -118,15 +119,14 @@ def trial_changes(run: Run, metric: str | None = None, width: float = style.WIDT
         mean = row.delta if row.change is None else row.change
         axes.axhline(factor * (mean or 0), color=colour, lw=1.6, label=f"mean {words.difference(row)}")
         for after_first, (marker, label) in ORDERS.items():
-            places = [
-                place for place in range(len(changes)) if run.manifest.after_first[place] == after_first
-            ]
+            places = [place for place in values.index if run.manifest.after_first[place] == after_first]
+            its = [change for place, change in zip(values.index, changes, strict=True) if place in places]
             axes.plot(
-                places, [changes[place] for place in places], marker, color=style.INK, label=label,
+                places, its, marker, color=style.INK, label=label,
                 markersize=6, markerfacecolor="white" if after_first else style.INK,
             )  # fmt: skip
-        axes.set_xticks(range(len(changes)))
-        axes.set_xlim(-0.5, len(changes) - 0.5)
+        axes.set_xticks(values.index)
+        axes.set_xlim(values.index[0] - 0.5, values.index[-1] + 0.5)
         axes.grid(False, axis="x")
         axes.set_xlabel("trial")
         axes.margins(y=0.1)

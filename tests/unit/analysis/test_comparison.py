@@ -28,9 +28,9 @@ from tests.support.made_blocks import (
 
 TOP = {"schema_version", "run", "device", "stopped_because", "comparisons"}
 COMPARISON = {
-    "variant", "before", "after", "trials", "confidence", "margin", "primary", "metrics", "outputs",
-    "failures", "mechanism", "limit", "prediction", "interleaved", "nodes", "changed_code", "overlaid",
-    "warnings",
+    "variant", "before", "after", "trials", "left_out", "confidence", "margin", "primary", "metrics",
+    "outputs", "failures", "mechanism", "limit", "prediction", "interleaved", "nodes", "changed_code",
+    "overlaid", "warnings",
 }  # fmt: skip
 METRIC = {
     "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",

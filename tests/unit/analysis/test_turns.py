@@ -103,7 +103,7 @@ def test_a_result_says_which_trials_it_leaves_out() -> None:
     plan, measured = manifest(blocks=7, primary=SLICED), made_blocks.blocks(1.0, 7)
     found = comparison.comparison(plan, measured, beside_others(6, 3.0))
     assert found.verdict is not None
-    assert (found.blocks, found.verdict.word) == (6, "same")
+    assert (found.blocks, found.left_out, found.verdict.word) == (6, [1], "same")
     assert any(text.startswith("disturbed trials: beside 1 of 7 trials ") for text in warned(found))
 
 

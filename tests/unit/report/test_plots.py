@@ -108,6 +108,16 @@ def test_the_mean_of_the_blocks_is_the_change(real: Run) -> None:
     assert in_unit.axes[0].get_ylabel() == "change (us)"
 
 
+def test_trials_that_are_left_out_are_no_points(real: Run) -> None:
+    (found,) = real.result.comparisons
+    loaded = overlap_bench.load(real.folder)
+    fewer = replace(found, blocks=found.blocks - 2, left_out=[0, 3])
+    loaded.__dict__["result"] = replace(real.result, comparisons=[fewer])
+    axes = figures.trial_changes(loaded).axes[0]
+    places = [place for line in axes.lines if line.get_marker() in "^v" for place in line.get_xdata()]
+    assert sorted(places) == [1, 2, 4, 5]
+
+
 def test_what_a_run_has_not_got_is_one_line(real: Run, tmp_path: Path) -> None:
     alone = overlap_bench.load(stored(tmp_path, "a", plan=manifest(2, arms=1)))
     bare = {key: side(4)[key] for key in ("requests", "rounds")}
