@@ -97,6 +97,7 @@ def explain(folder: Path, sensitivity: Path | None = None) -> Explained:
     design = manifest.design
     found = comparison.comparison(manifest, blocks, per_block)
     alpha = design.alpha(len(blocks))
+    blocks = [block for block in blocks if block.number not in found.left_out]
     in_turns = of_turns(design, blocks)
     means, intervals = of_rounds(design, blocks, folder) if in_turns is None else in_turns
     values = {

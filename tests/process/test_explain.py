@@ -16,6 +16,7 @@ from overlap_bench.engines import api
 from overlap_bench.harness.analysis import explain
 from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.analysis.result import NoPrediction
+from overlap_bench.harness.analysis.stored import so_far
 from overlap_bench.harness.metrics import ranks, slices
 from overlap_bench.harness.metrics.attribution import PARTS
 from overlap_bench.harness.metrics.definitions import SLICED, SLICED_MEAN
@@ -105,6 +106,18 @@ def test_phases_are_of_turns_where_there_were_turns_and_agree_with_the_first_lin
     assert line.startswith("In turns: a decode step takes 4,000 us before and 3,600 after (−400.0 us [")
     assert "the largest is in h2d: −400.0 us [−400, −400]." in line
     assert found.intervals == {"before": 120, "after": 120}
+
+
+def test_a_trial_that_the_result_leaves_out_is_not_explained(tmp_path: Path) -> None:
+    noises = [0.01, -0.01, 2.0, 0.012, -0.012, 0.008, -0.008]
+    run = run_in_turns(tmp_path, {"device": 2.0, "h2d": 0.8, "unattributed": 0.8}, noises)
+    beside = tables.read_table(run, 2, "slices")
+    tables.write_table(tables.table_path(run, 2, "slices"), beside.assign(others_ns=8 * MS))
+    found = explain.explain(run)
+    assert (found.blocks, found.step_us["interval"].after) == (6, pytest.approx(3600))
+    plan = read_manifest(run)
+    nine = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, blocks=9))
+    assert warned(so_far(run, nine).comparisons[0])[0].startswith("not finished: 7 of 9 trials are done; ")
 
 
 def test_no_part_is_named_whose_change_holds_0(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from overlap_bench.harness.analysis import comparison, gate_plans
@@ -37,6 +38,14 @@ def test_a_tighter_limit_takes_longer_and_minutes_count_the_boots_that_are_throw
     found = [plan for plan in plans().plans if plan.metric == "tpot_ms_p50"]
     assert [plan.blocks for plan in found] == sorted((plan.blocks for plan in found), reverse=True)
     assert all(plan.minutes == pytest.approx((plan.blocks + 1) * 10 / 60) for plan in found)
+
+
+def test_a_trial_that_was_left_out_took_its_time_all_the_same() -> None:
+    found = comparison.result(manifest(), blocks(1.0, 6))
+    fewer = msgspec.structs.replace(found.comparisons[0], blocks=5, left_out=[2])
+    of_five = msgspec.structs.replace(found, comparisons=[fewer])
+    plan = gate_plans.of_equal_arms(of_five, 70.0, None, (), None)
+    assert (plan.blocks, plan.seconds_per_block) == (5, 10.0)
 
 
 def test_the_smallest_limit_within_the_minutes_is_recommended_and_none_where_none_fits() -> None:
