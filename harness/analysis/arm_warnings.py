@@ -95,7 +95,7 @@ class PaceNotKept(OfRun, frozen=True):
     tries: str
     says = (
         "pace not kept: {share:.1%} of what {arm} launched took this machine longer to compute than the pace "
-        "gives it; those steps are too long, so the change is not the one at that pace; {tries}"
+        "gives it; those steps are too long, so this is not the change at that pace; {tries}"
     )
 
     @classmethod
@@ -202,7 +202,8 @@ class Paced(OfRun, frozen=True):
 
     def sentence(self) -> str:
         assumed = ", whose speed is assumed" if self.host_assumed else ""
-        by = f", multiplied by {self.k} (how slow this host is against the GPU's{assumed})" if self.k else ""
+        slower = f"this host takes that many times as long as the GPU's{assumed}"
+        by = f", multiplied by {self.k} ({slower})" if self.k else ""
         return (
             f"{self.device}: device times come from --pace{by}, host times from this machine; the change "
             "holds for this pair of device and host alone; try other paces (bench devices), or a GPU"
@@ -266,11 +267,12 @@ class OutputsAsText(OfRun, frozen=True):
     against_itself: bool
 
     def sentence(self) -> str:
-        which = "this run" if self.against_itself else "bench aa"
+        aa = "see by bench aa how often equal arms differ, and compare"
+        told = "read here how often equal arms differ" if self.against_itself else aa
         return (
             "outputs of servers are compared as text (as token ids with count=ids); batching can change a "
             "token, so a server differs from itself too, and no difference fails this run; "
-            f"{which} shows how often equal arms differ"
+            f"{told}"
         )
 
     @classmethod
@@ -293,8 +295,9 @@ class OutputsMayDiffer(OfRun, frozen=True):
         if not self.judged:
             return (
                 "equal outputs are not promised: with sampling, half precision or a GPU, the batch can "
-                "change a token; a difference fails this run only if the engine tells how likely both tokens "
-                "were, and that differs clearly (no near-tie); bench aa shows how often equal arms differ"
+                "change a token; a difference fails this run only where the engine tells how likely both "
+                "tokens were, and one was clearly likelier; see by bench aa how often equal arms differ, and "
+                "compare"
             )
         scored = " (a near-tie)"
         if self.widest is not None and self.near_tie is not None:
@@ -304,8 +307,8 @@ class OutputsMayDiffer(OfRun, frozen=True):
             )
         return (
             "equal outputs are not promised: in half precision or on a GPU, the batch can change a token; "
-            f"a difference fails this run unless both tokens were about as likely{scored}; bench "
-            "aa shows how often equal arms differ"
+            f"a difference fails this run unless both tokens were about as likely{scored}; see by "
+            "bench aa how often equal arms differ"
         )
 
     @classmethod
@@ -403,7 +406,10 @@ class MeasuredAgain(OfRun, frozen=True):
 
 class RecorderOff(OfRun, frozen=True):
     arm: str
-    says = "recorder off in {arm}; step times and the device's idle time are not known; --set recorder=on"
+    says = (
+        "the record of steps is off in {arm}; step times and the device's idle time are not known; --set "
+        "recorder=on keeps it"
+    )
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:

@@ -174,8 +174,8 @@ class NotSteady(OfRun, frozen=True):
 class LateSends(OfRun, frozen=True):
     ms: float
     says = (
-        "late sends (submit lag): in some trial, the client sent 1% of the requests {ms:.2f} ms late or "
-        f"later; TTFT counts from the send, so it leaves that delay out; {MORE}"
+        "late sends (submit lag): in some trial, p99 of how late the client sent its requests is {ms:.2f} "
+        f"ms; TTFT counts from the send, so it leaves that delay out; {MORE}"
     )
 
     @classmethod
@@ -192,7 +192,7 @@ class LateReads(OfRun, frozen=True):
     ms: float
     cores: str
     says = (
-        "late reads (client lag): in some trial, 1% of the chunks lay unread for {ms:.2f} ms or longer, as "
+        "late reads (client lag): in some trial, p99 of how long a chunk lay unread is {ms:.2f} ms, as "
         "the client got too little of {cores}; chunks that are read together get one arrival time, so TTFT "
         f"and ITL may be off by as much; {MORE}"
     )

@@ -50,8 +50,8 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
         )
     if (apart := _apart(design, per_block, alpha, DRAINED)) is not None:
         return (
-            f"an arm puts work off past the end of its turn; with that work ({DRAINED}), the change differs "
-            f"by {_said(apart)}, so turns show a part of it; judge by --primary {OF_ROUNDS}"
+            f"an arm leaves work undone at the end of its turn; with that work ({DRAINED}), the change "
+            f"differs by {_said(apart)}, so turns hide a part of it; judge by --primary {OF_ROUNDS}"
         )
     for told in (OF_ROUNDS, OF_CLIENTS):
         rounds = _effect(design, per_block, alpha, told)

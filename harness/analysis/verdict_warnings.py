@@ -53,7 +53,8 @@ class OneBoot(OfVerdict, frozen=True):
     usual = Severity.OVERRULES
     says = (
         "one boot per side: each server was started once; two starts of one server differ by a percent and "
-        "more, which looks like a change; servers that bench starts (cmd=) give intervals and verdicts"
+        "more, which looks like a change; let bench start them, by cmd= in place of url=, for intervals and "
+        "a verdict"
     )
 
     @classmethod
@@ -147,7 +148,7 @@ class LeftOut(OfVerdict, frozen=True):
     all_trials: int
     usual = Severity.DESCRIBES
     says = (
-        "disturbed trials: beside {trials} of {all_trials} trials other processes used the cores in most "
+        "disturbed trials: in {trials} of {all_trials} trials, other processes used the cores during most "
         "turns; these trials are left out, and the others decide; stop these processes, and all trials count"
     )
 
@@ -198,8 +199,8 @@ class OneOrder(OfVerdict, frozen=True):
     ran: str
     usual = Severity.QUALIFIES
     says = (
-        "every trial ran its arms in the same order; if running {ran} makes an arm slower, the change holds "
-        "that, too; another --seed draws other orders"
+        "every trial ran its arms in the same order; if running {ran} makes an arm slower, that is part of "
+        "the change; another --seed draws other orders"
     )
 
 
@@ -219,7 +220,7 @@ class Position(OfVerdict, frozen=True):
             f"[{percent(self.low)}, {percent(self.high)}]; {self.left}"
         )
         less = "more trials balance the orders"
-        much = ", more than half of what counts as same, so the verdict is weaker than it looks"
+        much = " (more than half the margin, so the verdict is weaker than it looks)"
         return f"{was}{much if self.weakens else ''}; {less}"
 
 
@@ -231,13 +232,13 @@ class SignFlip(OfVerdict, frozen=True):
 
     def sentence(self) -> str:
         if [name for name, _ in self.about_each] == [""]:
-            where = f"(sign-flip, p = {self.about_each[0][1]:.3f}) disagrees with the t test of the verdict"
+            where = f"(p = {self.about_each[0][1]:.3f}) disagrees with the t test of the verdict"
         else:
             named = ", ".join(f"{name} (p = {p:.3f})" for name, p in self.about_each)
-            where = f"(sign-flip) disagrees with the t test on {named}"
+            where = f"disagrees with the t test on {named}"
         return (
-            f"a test that does not assume normal scatter {where}; the verdict stands, but may rest on one "
-            "odd trial; look at the trials one by one (bench report), and run again if one stands out"
+            f"a permutation test, which assumes no normal scatter, {where}; the verdict stands, but may rest "
+            "on one odd trial; look at the trials one by one (bench report), and run again if one stands out"
         )
 
 
@@ -270,7 +271,7 @@ def of_order(
     if found is None:
         yield OneOrder("second")
     else:
-        left = f"by the orders drawn, that shifts the change by {percent(found.left)}"
+        left = f"not every order was drawn as often, so {percent(found.left)} of the change is this effect"
         yield from _position(found, "second", left, judged and found.weakens(margin))
     if checks.sign_flip_disagrees(differences):
         yield SignFlip((("", checks.sign_flip(differences)),))
@@ -295,7 +296,7 @@ def of_order_of_factorial(
     else:
         share = max(abs(float(places.mean(axis=0) @ weights)) for weights in judged.values())
         found = replace(found, left=share * abs(found.change))
-        left = f"by the orders drawn, that shifts an effect by up to {found.left:.2%}"
+        left = f"not every order was drawn as often, so up to {found.left:.2%} of an effect is this"
         yield from _position(found, "last", left, found.weakens(design.margin))
     disagree = tuple(
         (name, checks.sign_flip(logs @ weights))
@@ -327,8 +328,8 @@ class RoundsDiffer(OfVerdict, frozen=True):
     usual = Severity.QUALIFIES
     says = (
         "in rounds (one arm at a time, the whole workload), the step changed by {in_rounds} ({metric}), "
-        "which differs from turns by {apart}; rounds include arrivals, prefills and the client; where these "
-        "matter, run again with --primary {metric}"
+        "which differs from turns by {apart}; rounds include arrivals, prefills and the client; to judge by "
+        "these, run again with --primary {metric}"
     )
 
 
@@ -359,8 +360,8 @@ class NoVerdictOn(OfVerdict, frozen=True):
     where: str
     usual = Severity.QUALIFIES
     says = (
-        "no verdict on {metric}: it {where}; to leave such trials out could hide a failure that the change "
-        "caused; give each trial more to measure: --num-requests, --max-new-tokens"
+        "no verdict on {metric}: it {where}; such trials are not left out, as the change itself may cause "
+        "them; give each trial more to measure: --num-requests, --max-new-tokens"
     )
 
 

@@ -255,7 +255,7 @@ ROWS: tuple[Metric | Times, ...] = (
     Metric(SAME_HOST, "ms", shown=True, of_rounds=lambda steps: steps.device + steps.host_of_first),
     Metric("step_ms", "ms", of_boot=lambda boot: boot.intervals["interval_ns"].median() / NS_PER_MS),
     Metric("exposed_host_us", "us", can_be_zero=True, of_boot=lambda boot: boot.exposed_host_us),
-    Metric("device_busy", "", "higher", of_boot=lambda boot: boot.busy),
+    Metric("device_busy", "share", "higher", of_boot=lambda boot: boot.busy),
     *map(in_rounds, PHASES),
     *map(in_turns, PHASES),
 )

@@ -49,13 +49,13 @@ def claimed(comparison: Comparison) -> str | None:
         return None
     rows = {name: comparison.metrics[name] for name in variant.claimed if name in comparison.metrics}
     if not rows:
-        return f"The source: {variant.claim}."
+        return f"Its source ({variant.source}) says: {variant.claim}."
     ours = ", ".join(f"{name} {difference(row)} {interval(row)}".rstrip() for name, row in rows.items())
     # Else a number like the source's would be read as its confirmation.
     settled = any(row.excludes_zero for row in rows.values())
     open_still = "" if settled else ": not confirmed, as every interval includes zero"
     where = "" if comparison.sliced is None else " in rounds"
-    return f"The source: {variant.claim}; ours{where}: {ours}{open_still}."
+    return f"Its source ({variant.source}) says: {variant.claim}. Here{where}: {ours}{open_still}."
 
 
 def first_metrics(comparison: Comparison) -> Table:

@@ -128,10 +128,12 @@ def in_turns(comparison: Comparison) -> str | None:
     sliced = comparison.sliced
     if sliced is None:
         return None
+    alone = "" if sliced.kept > 0.995 else f"; {1 - sliced.kept:.0%} of the turns have no partner"
     return (
         f"The decode step was measured in turns: the arms alternated every {sliced.steps} steps of the same "
-        f"requests (batch {sliced.batch:.3g}; {sliced.pairs:,} pairs, of {sliced.kept:.0%} of the turns). "
-        "All else was measured in rounds: one arm at a time ran the whole workload, so it scatters more."
+        f"requests, and turns of the same steps are compared ({sliced.pairs:,} pairs, batch "
+        f"{sliced.batch:.3g}{alone}). All else was measured in rounds: one arm at a time ran the whole "
+        "workload, so it scatters more."
         f"{beside_others(comparison)}"
     )
 
@@ -172,8 +174,8 @@ def step_parts(comparison: Comparison) -> str | None:
             host, device = (f"{difference(row)} {interval(row)}".rstrip() for row in rows[1:])
             return (
                 f"The decode step's {difference(rows[0])} in {where} is {host} from host time that the "
-                f"device does not hide ({names[1]}: the whole step, had only that changed), and {device} "
-                f"from device time ({names[2]})."
+                f"device does not hide ({names[1]}: the step, had the device taken as long in both), and "
+                f"{device} from device time ({names[2]})."
             )
     return None
 
@@ -411,7 +413,7 @@ def limit_table(comparison: Comparison) -> Table | None:
 
 def limit(comparison: Comparison) -> dict[str, Counter]:
     return {
-        name: Counter(before=each.before, after=each.after, unit=comparison.metrics[name].unit)
+        name: Counter(before=each.before, after=each.after, unit=definitions.METRICS[name].unit)
         for name, each in comparison.limit.items()
     }
 

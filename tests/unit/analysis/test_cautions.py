@@ -36,7 +36,7 @@ def on_device(blocks: int = 6, **device: str) -> Manifest:
 
 def test_warnings_that_apply_are_given() -> None:
     assert "emulated device" in warnings(result())
-    assert "sent 1% of the requests 3.00 ms late or later" in warnings(result(lag_ms=3.0))
+    assert "p99 of how late the client sent its requests is 3.00 ms" in warnings(result(lag_ms=3.0))
     assert "too few trials: 3" in warnings(result(plan=manifest(blocks=3)))
     clear = until_clear()  # a rule that looks at three blocks has enough of them
     assert "too few trials" not in warnings(result(plan=manifest(blocks=3, until=clear)))
@@ -61,7 +61,7 @@ def test_k_is_shown_with_what_is_assumed_of_the_host() -> None:
     for name, assumed in (("llama3-8b-h100", True), ("my-card", False)):
         told = warnings(comparison.result(on_device(kind=f"emulated, paced: {name}*2.5"), blocks(1.0)))
         assert (
-            "device times come from --pace, multiplied by 2.5 (how slow this host is against the GPU's"
+            "times come from --pace, multiplied by 2.5 (this host takes that many times as long as the GPU's"
             in told
         )
         assert ("whose speed is assumed" in told) == assumed
@@ -167,7 +167,7 @@ def test_advice_fits_the_run() -> None:
     assert "a longer --max-minutes, or --trials 6, gives both" in warnings(result(plan=few))
     servers = on_device(kind="remote", blocks=1)
     itself = msgspec.structs.replace(servers.design, against_itself=True)
-    assert "bench aa shows how often" in warnings(result(plan=servers))
+    assert "see by bench aa how often" in warnings(result(plan=servers))
     assert "bench aa" not in warnings(result(plan=msgspec.structs.replace(servers, design=itself)))
     assert "the length of the round; try a longer --interval-ms" in warnings(result(wait_ms=20.0))
 
@@ -240,7 +240,7 @@ def test_reads_that_are_late_by_a_good_part_of_a_gap_are_told_of() -> None:
             requests = one.tables["requests"]
             requests["chunk_lag_ns"] = [np.full(5, lag)] * len(requests)
     assert (
-        "late reads (client lag): in some trial, 1% of the chunks lay unread for 3.00 ms or longer"
+        "late reads (client lag): in some trial, p99 of how long a chunk lay unread is 3.00 ms"
         in warnings(comparison.result(manifest(), lagging))
     )
     assert "late reads" not in warnings(comparison.result(manifest(), punctual))
@@ -265,7 +265,7 @@ def test_reads_that_are_late_by_a_good_part_of_a_gap_are_told_of() -> None:
     ("after_first", "said"),
     [
         ([True, False] * 3, "position effect: running second makes an arm's time differ by +2.0%"),
-        ([True, False, False] * 2, "more than half of what counts as same, so the verdict is weaker"),
+        ([True, False, False] * 2, "more than half the margin, so the verdict is weaker"),
     ],
 )
 def test_a_position_effect_weakens_by_what_the_orders_leave_of_it(after_first: list[bool], said: str) -> None:

@@ -40,7 +40,7 @@ def blocks(in_turns: float, drained: float, in_rounds: float, spread: float = 0.
         ((-0.03, -0.03, -0.03), None),
         ((-0.03, -0.03, -0.08), None),  # by how much is another matter
         ((0.0, 0.0, 0.005), None),
-        ((-0.10, -0.01, -0.10), "an arm puts work off past the end of its turn"),
+        ((-0.10, -0.01, -0.10), "an arm leaves work undone at the end of its turn"),
         ((-0.03, -0.03, 0.02), "turns and rounds disagree: the step changed by −3.0% ["),
         ((0.0, 0.0, 0.05), "turns and rounds disagree: the step changed by "),
     ],
@@ -104,7 +104,7 @@ def test_a_result_says_which_trials_it_leaves_out() -> None:
     found = comparison.comparison(plan, measured, beside_others(6, 3.0))
     assert found.verdict is not None
     assert (found.blocks, found.left_out, found.verdict.word) == (6, [1], "same")
-    assert any(text.startswith("disturbed trials: beside 1 of 7 trials ") for text in warned(found))
+    assert any(text.startswith("disturbed trials: in 1 of 7 trials, ") for text in warned(found))
 
 
 def test_metrics_of_rounds_are_of_every_trial() -> None:
@@ -223,7 +223,7 @@ def test_a_result_by_turns_says_what_was_compared_and_where_the_change_is() -> N
     assert found.sliced.between == pytest.approx(0.0011, rel=0.1)
     lines = [tables.in_turns(found) or "", tables.step_parts(found) or ""]
     assert "0.11% from trial to trial" in (tables.scatter(found) or "")
-    assert any("pairs, of 100% of the turns" in line for line in lines)
+    assert any("and turns of the same steps are compared (" in line for line in lines)
     assert any("−5" in line and "decode_step_ms_same_device" in line for line in lines)
 
 

@@ -105,8 +105,8 @@ def test_the_change_of_the_step_is_told_by_its_parts() -> None:
     assert parts is not None
     told = re.fullmatch(
         r"The decode step's −10\.\d% in rounds is −10\.\d% \[.*\] from host time that the device does not "
-        r"hide \(round_step_ms_same_device: the whole step, had only that changed\), and \+0\.00% \[.*\] "
-        r"from device time \(round_step_ms_same_host\)\.",
+        r"hide \(round_step_ms_same_device: the step, had the device taken as long in both\), and "
+        r"\+0\.00% \[.*\] from device time \(round_step_ms_same_host\)\.",
         parts,
     )
     assert told, parts  # the device takes 1 ms of each step there, whatever the step
