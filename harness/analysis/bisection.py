@@ -73,7 +73,7 @@ class Bisected(msgspec.Struct, frozen=True, kw_only=True):
     margin: float  # good and bad are taken as equal once their difference is surely smaller
     sd: float | None  # of log(bad / good), from trial to trial
     trials: int
-    unusable: int  # trials without a value, as where others used the cores
+    unusable: int  # trials without a value, as where too few turns have a partner
     minutes: float
     foretold: Foretold | None
 

@@ -47,18 +47,21 @@ def result(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Valu
     design = manifest.design
     per_block = per_block or [block_values(design, block) for block in blocks]
     ended = reason_to_stop(design, per_block) or in_time(manifest, len(blocks))
+    compared = comparisons(manifest, blocks, per_block)
     several = None
     if design.factorial is not None:
         from overlap_bench.harness.analysis import factorial
 
-        several = factorial.of_run(manifest, design.factorial, blocks, per_block)
+        deciding = _counted(design, blocks, per_block)
+        said = [*_left_out(blocks, deciding[0]), *_contradicted(compared)]
+        several = factorial.of_run(manifest, design.factorial, *deciding, said)
     return Result(
         schema_version=SCHEMA_VERSION,
         run=manifest.run,
         device=described[0].device["kind"] if described else "unknown",
         stopped_because=ended or f"ended after {blocks_of(len(blocks))}",
         factorial=several,
-        comparisons=comparisons(manifest, blocks, per_block),
+        comparisons=compared,
     )
 
 
@@ -153,9 +156,7 @@ def comparison(
     word = None if verdict is None or apart is not None else verdict.word
     without = _without_verdict(design, per_block)
     of_primary = _of_primary(manifest, deciding, values, effects, word, by_node)
-    left_out = sorted({block.number for block in blocks} - {block.number for block in deciding})
-    if left_out:
-        warnings.append(verdict_warnings.LeftOut(len(left_out), len(blocks)))
+    warnings += _left_out(blocks, deciding)
 
     if after and apart is None:
         warnings += turns.of_size(design, kept, alpha)
@@ -167,7 +168,7 @@ def comparison(
         before=Settings.of(before),
         after=Settings.of(after[0]) if after else None,
         blocks=len(deciding),
-        left_out=left_out,
+        left_out=sorted({block.number for block in blocks} - {block.number for block in deciding}),
         confidence=1 - alpha,
         margin=design.margin,
         primary=design.primary,
@@ -192,6 +193,18 @@ def _counted(
     """The blocks that decide, and their values."""
     places = counted(design, per_block, design.gated)
     return [blocks[each] for each in places], [per_block[each] for each in places]
+
+
+def _left_out(blocks: Sequence[Block], deciding: Sequence[Block]) -> list[Warning]:
+    fewer = len(blocks) - len(deciding)
+    return [verdict_warnings.LeftOut(fewer, len(blocks))] if fewer else []
+
+
+def _contradicted(compared: Sequence[Comparison]) -> list[Warning]:
+    """Why turns are not believed, by the first comparison of which that is said."""
+    said = (each for one in compared for each in one.warnings)
+    found: list[Warning] = [each for each in said if isinstance(each, verdict_warnings.Contradicted)]
+    return found[:1]
 
 
 def _effects(

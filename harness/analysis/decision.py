@@ -64,8 +64,8 @@ def on_declared(
     unused: str | None,
 ) -> dict[str, Verdict]:
     """The verdict on the primary and on each secondary that has an effect. `adjusted`: p by metric, of those
-    that are judged together. `offered`: metrics that are the load. `contradicted`: why the primary is not to
-    be believed; `unused`: why there is nothing to judge."""
+    that are judged together. `offered`: metrics that are the load. `contradicted`: why turns are not to be
+    believed, and so no metric of them; `unused`: why there is nothing to judge."""
     declared = [name for name in dict.fromkeys((design.primary, *design.secondaries)) if name in effects]
     if unused is not None:
         return dict.fromkeys(declared, never_ran(unused))
@@ -77,7 +77,8 @@ def on_declared(
             found[name] = ONE_BOOT
         else:
             found[name] = _by_rule(name, effects[name], design.margin, adjusted.get(name), alpha)
-    return found if contradicted is None else {**found, design.primary: CONTRADICTED}
+    of_turns = [name for name in declared if contradicted is not None and definitions.METRICS[name].of_turns]
+    return {**found, **dict.fromkeys(of_turns, CONTRADICTED)}
 
 
 def _by_rule(name: str, estimate: Effect, margin: float, p_adjusted: float | None, alpha: float) -> Verdict:

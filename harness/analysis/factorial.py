@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from overlap_bench.harness.analysis.arm_warnings import circumstances
+from overlap_bench.harness.analysis.decision import CONTRADICTED
 from overlap_bench.harness.analysis.result import (
     Aliased,
     Effect,
@@ -17,6 +18,7 @@ from overlap_bench.harness.analysis.result import (
 )
 from overlap_bench.harness.analysis.values import Series, check_values, measured
 from overlap_bench.harness.analysis.verdict_warnings import (
+    Contradicted,
     NodesDisagreeAbout,
     few_trials,
     of_order_of_factorial,
@@ -67,19 +69,38 @@ def judge(
 
 
 def of_run(
-    manifest: Manifest, planned: Factorial, blocks: Sequence[Block], per_block: Sequence[Values]
+    manifest: Manifest,
+    planned: Factorial,
+    blocks: Sequence[Block],
+    per_block: Sequence[Values],
+    said: Sequence[Warning] = (),
 ) -> FactorialResult:
-    """What a run of these factors found, with what is to be said of it."""
+    """What a run of these factors found, by the blocks that decide, with what is to be said of it. `said`
+    already of its comparisons: where that is that turns are not believed, no effect of them is."""
     design = manifest.design
     check_values(design, per_block, [design.primary], ratio=True)
     values = measured(design, per_block)
     judged = {label(each.term): each.weights for each in declared(planned.factors, design.arms)}
     told = [
+        *said,
         *few_trials(design, len(blocks)),
         *of_order_of_factorial(manifest, [block.number for block in blocks], values, judged),
         *circumstances(manifest, blocks, values),
     ]
-    return analyse(planned, design, values, [block.node for block in blocks], told)
+    found = analyse(planned, design, values, [block.node for block in blocks], told)
+    if not any(isinstance(each, Contradicted) for each in said):
+        return found
+    return msgspec.structs.replace(
+        found, metrics={name: _not_believed(each) for name, each in found.metrics.items()}
+    )
+
+
+def _not_believed(found: Effects) -> Effects:
+    effects = [
+        msgspec.structs.replace(each, verdict=CONTRADICTED.stored) if each.verdict is not None else each
+        for each in found.effects
+    ]
+    return msgspec.structs.replace(found, effects=effects)
 
 
 def analyse(
@@ -120,6 +141,7 @@ def analyse(
         )
     return FactorialResult(
         factors=list(planned.factors),
+        blocks=len(nodes),
         settings={arm.name: {name: arm.toggles[name] for name in names} for arm in design.arms},
         aliased=[
             Aliased(effect=list(term), others=[list(each) for each in others])

@@ -25,6 +25,7 @@ from overlap_bench.harness.stats import paired, planning, verdicts
 from overlap_bench.harness.stats.distributions import t_quantile, t_tail
 
 MOST = 100  # blocks that anybody would wait for
+ROUNDING = 1e-12  # by which equal shares of failed requests may differ
 CHOSEN_LATE = (
     "whatever is chosen once the numbers are there gives no test at 5%, so measure afresh with the latter"
 )
@@ -144,7 +145,8 @@ def more_failed(before: Sequence[float], after: Sequence[float], limit: float, l
     differences = np.subtract(after, before)
     n, mean = len(differences), float(differences.mean())
     sd = float(differences.std(ddof=1)) if n > 1 else 0.0
-    if sd == 0:  # the same in every block: the sign test, since a few failures can come to that by chance
+    # The same in every block: the sign test, since a few failures can come to that by chance.
+    if np.ptp(differences) < ROUNDING:
         p, worst = (0.5**n if mean > 0 else 1.0), mean
     else:
         error = sd / n**0.5

@@ -18,7 +18,7 @@ import msgspec
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.outputs import NONE_COMPARED
-from overlap_bench.harness.analysis.result import Comparison, Outputs, Result
+from overlap_bench.harness.analysis.result import Comparison, MetricRow, Outputs, Result
 from overlap_bench.harness.analysis.verdict_warnings import FloorRemark, OutputsBesideFloor, WithinFloor
 from overlap_bench.harness.analysis.warnings import Warning, ranked
 from overlap_bench.harness.common import names
@@ -129,13 +129,20 @@ def floor_of(manifest: Manifest, comparison: Comparison, seconds: float | None =
         toggles=manifest.design.arms[0].toggles,
         of=circumstances(manifest, comparison.blocks),
         metrics={
-            name: _spread(row.sd, "difference" if row.change is None else "ratio", comparison.blocks)
+            name: _spread(sd, "difference" if row.change is None else "ratio", comparison.blocks)
             for name, row in comparison.metrics.items()
-            if row.sd is not None
+            if (sd := _sd_of_trials(row, comparison.blocks)) is not None
         },
         outputs=comparison.outputs,
         seconds=seconds,
     )
+
+
+def _sd_of_trials(row: MetricRow, trials: int) -> float | None:
+    """What trials scatter by; where nodes disagree, what as many trials would, to be as sure as they are."""
+    if row.sd is None or row.counted in (None, trials):
+        return row.sd
+    return paired.half_width(row.sd, row.counted) / paired.half_width(1.0, trials)
 
 
 def _spread(sd: float, scale: paired.Scale, blocks: int) -> Spread:

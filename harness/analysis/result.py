@@ -33,6 +33,7 @@ class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
     ci_low: float | None = None
     ci_high: float | None = None
     sd: float | None = None  # of the paired differences
+    counted: int | None = None  # paired differences: trials, or nodes where these disagree
     p: float | None = None
     p_adjusted: float | None = None
     verdict: str | None = None  # None: descriptive
@@ -54,6 +55,7 @@ class MetricRow(msgspec.Struct, frozen=True, kw_only=True):
             ci_low=effect.low,
             ci_high=effect.high,
             sd=effect.sd,
+            counted=effect.blocks,
             p=effect.p,
         )
 
@@ -289,6 +291,7 @@ class FactorialResult(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a result that is about a factorial as a whole."""
 
     factors: list[Factor]
+    blocks: int = msgspec.field(name="trials", default=0)  # that decide; 0 in older files
     settings: dict[str, dict[str, str]]  # by arm
     aliased: list[Aliased]
     metrics: dict[str, Effects]

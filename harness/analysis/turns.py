@@ -40,13 +40,13 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
     the margin where turns find none. That both agree on the direction and not on the size is no
     contradiction: `of_size` tells it.
     """
-    calm = min(map(slices.calm, per_block), default=1.0)
+    disturbed = [slices.calm(each) for each in per_block if not slices.believed(each)]
     alpha = min(alpha, SURE)
     turns = _effect(design, per_block, alpha, SLICED)
-    if calm < slices.ENOUGH and not (turns is not None and _beyond_sharing(turns)):
+    if disturbed and not (turns is not None and _beyond_sharing(turns)):
         return (
-            f"other processes used the cores in {1 - calm:.0%} of a trial's turns; the other turns are too "
-            "few to decide by; stop these processes, or give the run more time (--max-minutes)"
+            f"other processes used the cores in {1 - min(disturbed):.0%} of a trial's turns; the "
+            "others are too few to decide by; stop these processes, or give the run more time (--max-minutes)"
         )
     if (apart := _apart(design, per_block, alpha, DRAINED)) is not None:
         return (

@@ -86,7 +86,7 @@ def counted(design: Design, per_block: Sequence[Values], names: Sequence[str]) -
     everything = [*range(len(per_block))]
     if not any(name in definitions.OF_PAIRS for name in names):
         return everything
-    calm = [place for place in everything if slices.calm(per_block[place]) >= slices.ENOUGH]
+    calm = [place for place in everything if slices.believed(per_block[place])]
     return calm if len(calm) >= FEWEST_CALM else everything
 
 
@@ -158,6 +158,8 @@ def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
         enough, found = said != "undecided", f"the gate says {said}"
     else:
         enough, found = _enough_of_primary(design, until, per_block)
+    if enough and until.precision is None and (why := doubted(design, per_block)) is not None:
+        enough, found = False, f"{found}, which other measurements contradict: {why.partition(';')[0]}"
     if enough:
         return f"decided at {done} of at most {design.blocks} trials: {found}"
     return f"{done} trials, the most allowed: {found}" if done == design.blocks else None
@@ -179,6 +181,17 @@ def _enough_of_primary(design: Design, until: Until, per_block: Sequence[Values]
     half = (effect.high - effect.low) / 2
     enough = half <= until.precision
     return enough, f"half-width {half:.2%}, {'' if enough else 'not '}within {100 * until.precision:.3g}%"
+
+
+def doubted(design: Design, per_block: Sequence[Values]) -> str | None:
+    """Why turns are not believed after these blocks, so that a run which may go on does; None where nothing
+    speaks against them, or where they do not decide."""
+    from overlap_bench.harness.analysis import turns
+
+    if not any(name in definitions.OF_PAIRS for name in design.gated):
+        return None
+    deciding = [per_block[place] for place in counted(design, per_block, design.gated)]
+    return turns.disagreement(design, deciding, design.alpha(len(per_block)))
 
 
 def so_far(design: Design, per_block: Sequence[Values]) -> str:

@@ -112,7 +112,8 @@ IN_TURNS = (SLICED, SLICED_SAME_DEVICE, SLICED_SAME_HOST)
 SLICED_MEAN = "decode_step_ms_untrimmed"
 OF_PAIRS = (*IN_TURNS, SLICED_MEAN)  # what can decide in turns
 DRAINED = "decode_step_ms_drained"
-UNDISTURBED = "turns_undisturbed"  # no metric: the share of pairs beside which nothing else used the cores
+# No metrics: the share of pairs beside which nothing else used the cores, and how many pairs there are.
+UNDISTURBED, PAIRS = "turns_undisturbed", "turn_pairs"
 # Of several arms at one batch mix.
 SAME_DEVICE, SAME_HOST = "round_step_ms_same_device", "round_step_ms_same_host"
 MATCHED = ("round_step_ms", SAME_DEVICE, SAME_HOST)

@@ -20,6 +20,7 @@ from overlap_bench.harness.metrics.definitions import (
     METRICS,
     NS_PER_MS,
     NS_PER_US,
+    PAIRS,
     PHASES_IN_TURNS,
     UNDISTURBED,
 )
@@ -152,7 +153,12 @@ def deciding(turns: pd.DataFrame) -> pd.DataFrame:
 def calm_enough(turns: pd.DataFrame, before: str, after: str) -> bool:
     """Whether enough pairs of these two arms' turns are undisturbed; where there are none, nothing is."""
     pairs = pair(*(decode_slices(turns[turns["arm"] == name]) for name in (before, after)))
-    return len(undisturbed(pairs)) >= max(min(FEWEST_PAIRS, len(pairs)), ENOUGH * len(pairs))
+    return are_enough(len(undisturbed(pairs)), len(pairs))
+
+
+def are_enough(calm: int, pairs: int) -> bool:
+    """Whether a block is decided by its undisturbed pairs, so many of all. Of few pairs all must be."""
+    return calm >= max(min(FEWEST_PAIRS, pairs), ENOUGH * pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +219,7 @@ class Turns:
 
 
 def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, float], ...]:
-    """The metrics of each arm `of_turns`, and UNDISTURBED. Where the undisturbed pairs are enough
+    """The metrics of each arm `of_turns`, UNDISTURBED and PAIRS. Where the undisturbed pairs are enough
     (`deciding`), all is made of these. NaN, and no phases, where too few pairs are left."""
     arms = [*map(decode_slices, (before, *others))]
     own, *theirs = arms
@@ -221,13 +227,13 @@ def step_sliced(before: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, 
     made = {name: each.of_turns for name, each in METRICS.items() if each.of_turns}
     if not all(kept(pairs, own, each) >= KEPT for pairs, each in zip(paired, theirs, strict=True)):
         return tuple({name: np.nan for name in made if name not in PHASES_IN_TURNS} for _ in arms)
-    shares = [len(undisturbed(pairs)) / len(pairs) for pairs in paired]
+    shares = [(len(undisturbed(pairs)) / len(pairs), len(pairs)) for pairs in paired]
     first, *rest = map(deciding, arms)
     both = [pair(first, first), *map(deciding, paired)]
     turns = [Turns(first, each, pairs) for each, pairs in zip((first, *rest), both, strict=True)]
     return tuple(
-        {**{name: make(each) for name, make in made.items()}, UNDISTURBED: calm}
-        for each, calm in zip(turns, (min(shares), *shares), strict=True)
+        {**{name: make(each) for name, make in made.items()}, UNDISTURBED: share, PAIRS: pairs}
+        for each, (share, pairs) in zip(turns, (min(shares), *shares), strict=True)
     )
 
 
@@ -235,6 +241,12 @@ def calm(values: Mapping[str, Mapping[str, float]]) -> float:
     """The share of pairs of turns in a block's values of arms, in which nothing else used the cores; 1 where
     it is not known."""
     return min(each.get(UNDISTURBED, 1.0) for each in values.values())
+
+
+def believed(values: Mapping[str, Mapping[str, float]]) -> bool:
+    """Whether a block's values of arms are made of undisturbed pairs; also where nothing is known of them."""
+    known = [(each[UNDISTURBED], round(each[PAIRS])) for each in values.values() if UNDISTURBED in each]
+    return all(are_enough(round(share * pairs), pairs) for share, pairs in known)
 
 
 def parts_of_step(

@@ -39,7 +39,9 @@ def page(found: Bisected) -> Page:
         if each.skipped is not None
     ]
     if found.unusable:
-        skipped.append(f"{found.unusable} trials had no value, as where others used the cores: not counted")
+        skipped.append(
+            f"{found.unusable} trials had no value, as where too few turns have a partner: not counted"
+        )
     return Page(conclusion(found), lines(found), (*tables, commit_table(found)), skipped)
 
 

@@ -33,7 +33,7 @@ def conclusion(result: Result) -> str:
     said = f"On average over the settings of the others{taking}, {first.primary} changes by: {each}"
     if effects.together is not None:
         said += f"; by all together {_change(effects.together)}"
-    said += f"; over {blocks_of(first.blocks)} on the {result.device} device."
+    said += f"; over {blocks_of(factorial_of(result).blocks or first.blocks)} on the {result.device} device."
     differ = [name for name, each in _by_setting(result).items() if each.outputs.unexplained > 0]
     if differ:
         said += f" OUTPUTS DIFFER in {', '.join(differ)}."

@@ -323,7 +323,7 @@ class _Search:
         which = self.stored.commits[place - 1].short if place else "good and bad"
         number = f"trial {len(self.trials)}: {which}"
         if trial is None:
-            self.say(f"{number}: no value, as where others used the cores; it does not count")
+            self.say(f"{number}: no value, as where too few turns have a partner; it does not count")
             return
         change = trial.change if place else trial.effect
         said = f"{number} {percent(expm1(change))}"

@@ -16,8 +16,9 @@ import overlap_bench
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison, factorial
 from overlap_bench.harness.analysis.plain import to_plain
-from overlap_bench.harness.analysis.result import Result
+from overlap_bench.harness.analysis.result import FactorialResult, Result
 from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics.definitions import PAIRS, SLICED, UNDISTURBED
 from overlap_bench.harness.report import factorial_tables, formats, page
 from overlap_bench.harness.stats import contrasts, paired, verdicts
 from overlap_bench.harness.store.manifest import Manifest, read_manifest
@@ -290,6 +291,32 @@ def test_position_and_drift_are_checked() -> None:
     assert "drift: the times of all arms changed by +5." in moved(drift=0.01)
     one_order = msgspec.structs.replace(planned_factorial("h2d,output"), orders=[[0, 1, 2, 3]] * 6)
     assert "every trial ran its arms in the same order; if running early" in moved(plan=one_order)
+
+
+def test_no_effect_is_judged_by_turns_that_are_not_believed() -> None:
+    plan = planned_factorial("h2d,output", 7)
+    plan = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, primary=SLICED))
+    measured = [
+        {
+            arm: {SLICED: ms * (1 + 1e-3 * (number % 3)), UNDISTURBED: 1.0, PAIRS: 99}
+            for arm, ms in TPOT.items()
+        }
+        for number in range(7)
+    ]
+    found = [block(number, {name: side(ms) for name, ms in TPOT.items()}) for number in range(7)]
+
+    def judged(trials: int) -> FactorialResult:
+        with_blocks = msgspec.structs.replace(plan.design, blocks=trials)
+        of_trials = msgspec.structs.replace(plan, design=with_blocks)
+        return comparison.result(of_trials, found[:trials], measured[:trials]).factorial
+
+    believed = judged(7)
+    assert believed.blocks == 7
+    assert "undecided" not in {each.verdict for each in believed.metrics[SLICED].effects}
+    measured[1]["h2d"][UNDISTURBED] = 0.05
+    assert (judged(7).blocks, warned(judged(7))[0][:16]) == (6, "disturbed trials")
+    assert {each.verdict for each in judged(6).metrics[SLICED].effects} == {"undecided"}
+    assert any("other processes used the cores in 95% of" in line for line in warned(judged(6)))
 
 
 def test_an_effect_that_one_block_hides_is_named() -> None:

@@ -265,6 +265,8 @@ def test_few_blocks_do_not_tell_whether_more_requests_fail() -> None:
     for blocks in (1, 2, 4):
         assert gate.more_failed([0.0] * blocks, [0.5] * blocks, LIMIT, 0.05) == "undecided"
         assert gate.more_failed([0.5] * blocks, [0.5] * blocks, LIMIT, 0.05) == "pass"
+        rounded = [0.3 - 0.2, 0.1, 0.4 - 0.3, 0.1][:blocks]  # equal, but for the last bit
+        assert gate.more_failed([0.0] * blocks, rounded, LIMIT, 0.05) == "undecided"
         assert gate.more_failed([0.0] * blocks, [LIMIT / 2] * blocks, LIMIT, 0.05) == "pass"
 
 

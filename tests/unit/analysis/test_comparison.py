@@ -33,8 +33,8 @@ COMPARISON = {
     "overlaid", "warnings",
 }  # fmt: skip
 METRIC = {
-    "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "p", "p_adjusted",
-    "verdict", "floor",
+    "unit", "better", "before", "after", "change", "delta", "ci_low", "ci_high", "sd", "counted", "p",
+    "p_adjusted", "verdict", "floor",
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_bench.harness.analysis import comparison, nodes
+from overlap_bench.harness.analysis import comparison, nodes, noise_floor
 from overlap_bench.harness.analysis.result import Comparison, Effect, Result
 from overlap_bench.harness.analysis.values import block_seconds, block_values
 from overlap_bench.harness.store.manifest import Manifest, Repeat
@@ -66,6 +66,16 @@ def test_where_nodes_disagree_each_counts_once() -> None:
     assert decided.metrics["tpot_ms_p50"].verdict == "faster"
     assert any("nodes disagree" in each and "more nodes narrow it" in each for each in warned(decided))
     assert not any("too few trials" in each for each in warned(decided))
+
+
+def test_the_floor_of_equal_arms_is_their_interval_where_nodes_disagree() -> None:
+    plan, made = measured({"a": [-0.01, -0.011], "b": [0.01, 0.011], "c": [0.0, 0.001]})
+    only = comparison.result(plan, made).comparisons[0]
+    row = only.metrics["tpot_ms_p50"]
+    assert (only.nodes.unit, row.counted) == ("node", 3)
+    half = (np.log1p(row.ci_high) - np.log1p(row.ci_low)) / 2
+    floor = noise_floor.floor_of(plan, only).metrics["tpot_ms_p50"].floor
+    assert np.log1p(floor) == pytest.approx(half)
 
 
 def test_the_table_says_what_the_test_could_have_seen() -> None:

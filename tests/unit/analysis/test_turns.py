@@ -7,12 +7,13 @@ import pytest
 from overlap_bench.harness.analysis import comparison, turns, words
 from overlap_bench.harness.analysis.experiment_result import Finished
 from overlap_bench.harness.analysis.result import Comparison
-from overlap_bench.harness.analysis.values import block_values, counted, so_far
+from overlap_bench.harness.analysis.values import block_values, counted, reason_to_stop, so_far
 from overlap_bench.harness.metrics.block import Values
-from overlap_bench.harness.metrics.definitions import DRAINED, SLICED, UNDISTURBED
+from overlap_bench.harness.metrics.definitions import DRAINED, PAIRS, SLICED, SLICED_SAME_DEVICE, UNDISTURBED
 from overlap_bench.harness.plan.experiment_file import Quantity
 from overlap_bench.harness.report import tables
 from overlap_bench.harness.stats import paired
+from overlap_bench.harness.stats.stopping import until_decided
 from overlap_bench.harness.store.tables import Block
 from tests.support import made_blocks
 from tests.support.made_blocks import MS, manifest, side, warned
@@ -69,7 +70,7 @@ def test_beside_others_nothing_is_decided_that_they_may_have_made(
 ) -> None:
     found = blocks(change, change, change)
     for values in found[2].values():  # in one block
-        values[UNDISTURBED] = calm  # type: ignore[index]
+        values.update({UNDISTURBED: calm, PAIRS: 200})  # type: ignore[attr-defined]
     why = turns.disagreement(DESIGN, found, 0.05)
     assert (why is not None) == told
     assert why is None or why.startswith("other processes used the cores in 90% of a trial's turns; ")
@@ -81,7 +82,7 @@ def beside_others(calm: int, change: float) -> list[Values]:
     found = (blocks(0.0, 0.0, 0.0) * 3)[: calm + 1]
     found = [{arm: dict(values) for arm, values in each.items()} for each in found]
     for values in found[1].values():
-        values[UNDISTURBED] = 0.1
+        values.update({UNDISTURBED: 0.1, PAIRS: 200})
     found[1]["after"][SLICED] *= 1 + change
     return found
 
@@ -105,6 +106,32 @@ def test_a_result_says_which_trials_it_leaves_out() -> None:
     assert found.verdict is not None
     assert (found.blocks, found.left_out, found.verdict.word) == (6, [1], "same")
     assert any(text.startswith("disturbed trials: in 1 of 7 trials, ") for text in warned(found))
+
+
+def test_no_metric_of_turns_is_judged_where_turns_are_not_believed() -> None:
+    names = (SLICED, SLICED_SAME_DEVICE, "tpot_ms_p50")
+    plan = manifest(blocks=6, primary=SLICED, secondaries=names[1:])
+    measured = [
+        {arm: {**of, SLICED_SAME_DEVICE: of[SLICED], "tpot_ms_p50": of[SLICED]} for arm, of in each.items()}
+        for each in beside_others(5, 0.0)
+    ]
+    for each in measured:
+        each["after"] |= {name: 1.1 * each["after"][name] for name in names}
+    found = comparison.comparison(plan, made_blocks.blocks(1.0, 6), measured)
+    judged = {name: found.metrics[name].verdict for name in names}
+    assert judged == {SLICED: "undecided", SLICED_SAME_DEVICE: "undecided", "tpot_ms_p50": "slower"}
+
+
+def test_a_run_that_may_stop_goes_on_while_turns_are_not_believed() -> None:
+    design = manifest(blocks=20, primary=SLICED, until=until_decided(20)).design
+    clear = [{arm: dict(of) for arm, of in each.items()} for each in blocks(0.1, 0.1, 0.1) * 2]
+    assert (reason_to_stop(design, clear[:6]) or "").startswith("decided at 6 of at most 20 trials")
+    for values in clear[2].values():
+        values.update({UNDISTURBED: 0.1, PAIRS: 200})
+    assert reason_to_stop(design, clear[:6]) is None
+    look = next(each for each in design.until.looks if each > 6)
+    more = (clear * 2)[:look]
+    assert (reason_to_stop(design, more) or "").startswith(f"decided at {look} of at most 20 trials")
 
 
 def test_metrics_of_rounds_are_of_every_trial() -> None:

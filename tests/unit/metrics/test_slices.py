@@ -227,6 +227,18 @@ def test_where_too_few_turns_are_undisturbed_all_are_shown_and_the_share_says_so
     assert second[definitions.UNDISTURBED] == 0.1
 
 
+def test_values_of_all_turns_are_not_believed_although_a_fifth_of_a_few_are_undisturbed():
+    calm = [0.0] * 8 + [0.5] * 26
+    sides = [beside_others([2.0] * 8 + [each] * 26, calm) for each in (2.0, 2.4)]
+    first, second = slices.step_sliced(*sides)
+    assert second[SLICED] / first[SLICED] > 1.1  # of all of them
+    assert not slices.believed({"before": first, "after": second})
+    ten = [beside_others([2.0] * 34, [0.0] * 10 + [0.5] * 24)] * 2
+    assert slices.believed(dict(zip(("before", "after"), slices.step_sliced(*ten), strict=True)))
+    few = [beside_others([2.0] * 4, [0.0] * 4)] * 2
+    assert slices.believed(dict(zip(("before", "after"), slices.step_sliced(*few), strict=True)))
+
+
 @given(st.lists(st.tuples(st.floats(1, 5), st.floats(0, 1), st.floats(0, 1)), min_size=12, max_size=40))
 def test_which_turns_count_depends_on_others_alone(turns):
     noise, first, second = map(list, zip(*turns, strict=True))
