@@ -52,9 +52,7 @@ def result(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Valu
     if design.factorial is not None:
         from overlap_bench.harness.analysis import factorial
 
-        deciding = _counted(design, blocks, per_block)
-        said = [*_left_out(blocks, deciding[0]), *_contradicted(compared)]
-        several = factorial.of_run(manifest, design.factorial, *deciding, said)
+        several = factorial.of_run(manifest, design.factorial, blocks, per_block, compared)
     return Result(
         schema_version=SCHEMA_VERSION,
         run=manifest.run,
@@ -156,7 +154,9 @@ def comparison(
     word = None if verdict is None or apart is not None else verdict.word
     without = _without_verdict(design, per_block)
     of_primary = _of_primary(manifest, deciding, values, effects, word, by_node)
-    warnings += _left_out(blocks, deciding)
+    left_out = sorted({block.number for block in blocks} - {block.number for block in deciding})
+    if left_out:
+        warnings.append(verdict_warnings.LeftOut(len(left_out), len(blocks)))
 
     if after and apart is None:
         warnings += turns.of_size(design, kept, alpha)
@@ -168,7 +168,7 @@ def comparison(
         before=Settings.of(before),
         after=Settings.of(after[0]) if after else None,
         blocks=len(deciding),
-        left_out=sorted({block.number for block in blocks} - {block.number for block in deciding}),
+        left_out=left_out,
         confidence=1 - alpha,
         margin=design.margin,
         primary=design.primary,
@@ -193,18 +193,6 @@ def _counted(
     """The blocks that decide, and their values."""
     places = counted(design, per_block, design.gated)
     return [blocks[each] for each in places], [per_block[each] for each in places]
-
-
-def _left_out(blocks: Sequence[Block], deciding: Sequence[Block]) -> list[Warning]:
-    fewer = len(blocks) - len(deciding)
-    return [verdict_warnings.LeftOut(fewer, len(blocks))] if fewer else []
-
-
-def _contradicted(compared: Sequence[Comparison]) -> list[Warning]:
-    """Why turns are not believed, by the first comparison of which that is said."""
-    said = (each for one in compared for each in one.warnings)
-    found: list[Warning] = [each for each in said if isinstance(each, verdict_warnings.Contradicted)]
-    return found[:1]
 
 
 def _effects(

@@ -12,13 +12,15 @@ from overlap_bench.harness.analysis.arm_warnings import circumstances
 from overlap_bench.harness.analysis.decision import CONTRADICTED
 from overlap_bench.harness.analysis.result import (
     Aliased,
+    Comparison,
     Effect,
     Effects,
     FactorialResult,
 )
-from overlap_bench.harness.analysis.values import Series, check_values, measured
+from overlap_bench.harness.analysis.values import Series, check_values, counted, measured
 from overlap_bench.harness.analysis.verdict_warnings import (
     Contradicted,
+    LeftOut,
     NodesDisagreeAbout,
     few_trials,
     of_order_of_factorial,
@@ -73,22 +75,27 @@ def of_run(
     planned: Factorial,
     blocks: Sequence[Block],
     per_block: Sequence[Values],
-    said: Sequence[Warning] = (),
+    compared: Sequence[Comparison],
 ) -> FactorialResult:
-    """What a run of these factors found, by the blocks that decide, with what is to be said of it. `said`
-    already of its comparisons: where that is that turns are not believed, no effect of them is."""
+    """What a run of these factors found, by the blocks that decide, with what is to be said of it. Where one
+    of its comparisons (`compared`) does not believe turns, no effect is judged by them."""
     design = manifest.design
+    deciding = counted(design, per_block, design.gated)
+    doubts = [each for one in compared for each in one.warnings if isinstance(each, Contradicted)][:1]
+    left_out = [LeftOut(len(blocks) - len(deciding), len(blocks))] if len(deciding) < len(blocks) else []
+    blocks, per_block = [blocks[each] for each in deciding], [per_block[each] for each in deciding]
     check_values(design, per_block, [design.primary], ratio=True)
     values = measured(design, per_block)
     judged = {label(each.term): each.weights for each in declared(planned.factors, design.arms)}
     told = [
-        *said,
+        *doubts,
+        *left_out,
         *few_trials(design, len(blocks)),
         *of_order_of_factorial(manifest, [block.number for block in blocks], values, judged),
         *circumstances(manifest, blocks, values),
     ]
     found = analyse(planned, design, values, [block.node for block in blocks], told)
-    if not any(isinstance(each, Contradicted) for each in said):
+    if not doubts:
         return found
     return msgspec.structs.replace(
         found, metrics={name: _not_believed(each) for name, each in found.metrics.items()}
