@@ -24,18 +24,19 @@ Imports the standard library alone: what replays a pace lives in anybody's inter
 from __future__ import annotations
 
 import re
+import subprocess
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from math import prod
 from pathlib import Path
-from time import sleep
 from typing import Any
 
+from overlap_bench.engines import record_pace
 from overlap_bench.engines.clock import Clock, Lateness, spend
 from overlap_bench.engines.errors import BadFile, BadSetting
-from overlap_bench.engines.record_pace import probe
+from overlap_bench.engines.record_pace import probe, probes
 
 __all__ = [
     "Clock",
@@ -53,7 +54,6 @@ __all__ = [
 ]
 
 PROFILES = Path(__file__).parent / "profiles.toml"
-PROBES, APART_S = 5, 0.2  # of this host's speed
 ASSUMED = "assumed"  # the table of what profiles of public figures have not measured
 
 _NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
@@ -237,9 +237,9 @@ def _ledger_times(base: str) -> tuple[str, float, str]:
     return (found[1].strip(), float(found[2]), f",ledger={found[2]}") if found else (base, 1.0, "")
 
 
-def settle(text: str) -> str:
-    """The same pace as a text that needs neither a file nor this host: its k is measured, and what a file
-    holds stands in place of its name. Raises BadSetting."""
+def settle(text: str, python: str | None = None) -> str:
+    """The same pace as a text that needs neither a file nor this host: its k is measured, by the interpreter
+    `python` (this one), and what a file holds stands in place of its name. Raises BadSetting."""
     found = _BY_HOST.fullmatch(text) or _STRETCHED.fullmatch(text)
     base = found[1].strip() if found else text
     by = text[len(found[1]) :] if found else ""
@@ -250,28 +250,29 @@ def settle(text: str) -> str:
         share = float(found[3] or 1)
         if not share:
             raise BadSetting(f"a pace can be stretched by k/2, not '{text}'")
-        by = "*" + f"{float(f'{host_k(host) * float(found[2] or 1) / share:.3g}'):.6f}".rstrip("0").rstrip(
-            "."
-        )
+        k = float(f"{host_k(host, python) * float(found[2] or 1) / share:.3g}")
+        by = "*" + f"{k:.6f}".rstrip("0").rstrip(".")
     settled = f"name={name},{profile.text}" if profile and base.endswith(".toml") else base
     make_pace(settled + of_ledger + by)
     return settled + of_ledger + by
 
 
-def host_k(host_ns: float) -> float:
+def host_k(host_ns: float, python: str | None = None) -> float:
     """How many times as long Python takes here as on the host of a profile; measured once a process."""
-    return _here() / host_ns
+    return _here(python) / host_ns
 
 
 @cache
-def _here() -> float:
-    """What `probe` finds, the least of several: while a neighbour computes on the same physical core, each of
-    its 40 ms takes half as long again."""
-    found = [probe()]
-    for _ in range(PROBES - 1):
-        sleep(APART_S)
-        found.append(probe())
-    return min(found)
+def _here(python: str | None) -> float:
+    """What `probes` finds by that interpreter, which runs the engine: another release is faster or slower. By
+    this one where that does not start; who boots it says why."""
+    if python is None:
+        return probes()
+    try:
+        command = [python, record_pace.__file__, "--probe"]
+        return float(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return probes()
 
 
 def _named(base: str) -> tuple[str, PaceProfile]:

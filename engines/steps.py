@@ -128,12 +128,12 @@ class Steps:
 
     def said(self) -> None:
         """What the latest finished step gave is detokenized and sent."""
-        if self._rows:
-            self.delay.spend("output")
-            row = len(self._rows) - WIDTH
-            if self._rows[row + api.STEP_COLUMNS.index("output.start")] == -1:
-                appended = self._rows[row + api.STEP_COLUMNS.index("append.end")]
-                self.also("output", appended, perf_counter_ns())
+        row = len(self._rows) - WIDTH
+        if row < 0 or self._rows[row + api.STEP_COLUMNS.index("output.start")] != -1:
+            return  # one step ahead, a turn's first call finishes none
+        self.delay.spend("output")
+        appended = self._rows[row + api.STEP_COLUMNS.index("append.end")]
+        self.also("output", appended, perf_counter_ns())
 
     def also(self, phase: str, began_ns: int, ended_ns: int) -> None:
         """The latest finished step had this phase too, or had it then."""

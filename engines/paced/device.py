@@ -39,6 +39,8 @@ class Counts:
     events: int = 0  # waited for
     operations: int = 0  # of torch, in the steps that were looked at
     copies: int = 0  # to the device and back, likewise
+    early_operations: int = 0  # of those, before the forward pass was launched
+    early_copies: int = 0
     looked: int = 0  # steps in which operations and copies were counted
 
     def of_a_step(self) -> dict[str, float]:
@@ -82,6 +84,7 @@ class Device:
     programs: deque[Program] = field(default_factory=lambda: deque(maxlen=64))  # whose tokens are not taken
     serving: bool = False  # what boots is not paced
     ranges: Ranges | None = None  # NVTX, where a tool listens
+    _begun: tuple[int, int] = (0, 0)  # operations and copies of its kind before this step
     step: int = -1  # that is prepared, by the scheduler's count
     delay: Delay = field(default_factory=Delay)  # of the phases that are here, metadata and launch
     _in_range: bool = False
@@ -110,18 +113,27 @@ class Device:
         self.now_counts.steps += 1
         self.program = Program(perf_counter_ns(), step=self.step)
         self.programs.append(self.program)
+        self._begun = self.now_counts.operations, self.now_counts.copies
         self._range(METADATA)
 
     def prepared(self) -> None:
-        """Its inputs are ready, and the host launches it."""
+        """Its inputs are ready, and the host launches it. What torch's operations and copies for them cost
+        beside what their dispatch takes here is spent now: on a card they delay the launch."""
         if self.serving:
+            counts, (operations, copies) = self.now_counts, self._begun
+            counts.early_operations += counts.operations - operations
+            counts.early_copies += counts.copies - copies
+            self._charge(counts.early_operations, counts.early_copies)
             self.delay.spend("metadata")
         self.program.launch_ns = perf_counter_ns()
         if self.serving:
             self._range(LAUNCH)
 
     def launched(self) -> None:
-        """All of it is queued, sampling and copies too."""
+        """All of it is queued, sampling and copies too; these are charged likewise."""
+        counts = self.now_counts
+        late = counts.operations - counts.early_operations, counts.copies - counts.early_copies
+        self._charge(*late)
         self.delay.spend("launch")
         self.program.launched_ns = perf_counter_ns()
         self._range(None)
@@ -189,28 +201,25 @@ class Device:
         self.spend(self.ledger.replay_ns)
         self.forward()
 
-    def wait(self, end_ns: int, program: Program | None = None) -> None:
-        """Sleep until then, as behind an event that blocks; who sleeps is woken a little later."""
+    def wait(self, end_ns: int, program: Program | None = None, blocking: bool = False) -> None:
+        """Sleep until then. Behind an event that blocks a thread sleeps on a card too, and is woken a little
+        later; behind others it waits awake."""
         self.now_counts.events += 1
         shown = None if program is None else self.ranges
         if shown is not None and program is not None:
             shown.push(WAIT, program.step)
         began = perf_counter_ns()
         if began < end_ns:
-            self.clock.wait(end_ns + self.ledger.wake_ns)
+            self.clock.wait(end_ns + (self.ledger.wake_ns if blocking else 0))
         if program is not None:
             program.wait_ns, program.woke_ns = began, perf_counter_ns()
         if shown is not None:
             shown.pop()
 
-    def charge(self) -> None:
-        """What torch's operations and copies cost beside what their dispatch takes here."""
-        counts = self.now_counts
-        if counts.looked:
-            each = counts.of_a_step()
-            self.spend(
-                round(each["operations"] * self.ledger.launch_ns + each["copies"] * self.ledger.copy_ns)
-            )
+    def _charge(self, operations: int, copies: int) -> None:
+        """Spend what so many cost, of all steps of this kind that were looked at."""
+        if looked := self.now_counts.looked:
+            self.spend(round((operations * self.ledger.launch_ns + copies * self.ledger.copy_ns) / looked))
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -245,16 +254,25 @@ class _Looking(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[
         self.counts = counts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name
-        if name in _COPIES:
+        done, name = func(*args, **(kwargs or {})), func._schema.name
+        if name in _CONVERSIONS:
+            asked = dict(zip((each.name for each in func._schema.arguments), args, strict=False))
+            asked |= kwargs or {}
+            # Where a device is named, there is a copy on a card: here it is the same memory, and may be none.
+            if asked.get("device") is not None or asked.get("copy"):
+                self.counts.copies += 1
+            elif done is not args[0]:
+                self.counts.operations += 1
+        elif name in _COPIES:
             self.counts.copies += 1
         elif not func.is_view and not name.startswith(_NO_LAUNCH):
             self.counts.operations += 1
-        return func(*args, **(kwargs or {}))
+        return done
 
 
 _NO_LAUNCH = ("aten::empty", "aten::new_empty", "aten::detach", "prim::")
-_COPIES = {"aten::copy_", "aten::_to_copy", "aten::clone"}
+_COPIES = {"aten::copy_", "aten::clone", "aten::item", "aten::_local_scalar_dense"}
+_CONVERSIONS = {"aten::to", "aten::_to_copy"}  # the first in inference mode, the second elsewhere
 
 
 class Event:
@@ -262,8 +280,9 @@ class Event:
 
     owner: Device
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *given: Any, blocking: bool = False, **named: Any) -> None:
         self.end_ns = 0
+        self.blocking = blocking
         self.program: Program | None = None
 
     def record(self, stream: Any = None) -> None:
@@ -273,7 +292,7 @@ class Event:
         """Another stream waits: there is one time line, on which it would stand behind anyway."""
 
     def synchronize(self) -> None:
-        self.owner.wait(self.end_ns, self.program)
+        self.owner.wait(self.end_ns, self.program, self.blocking)
 
     def query(self) -> bool:
         return perf_counter_ns() >= self.end_ns

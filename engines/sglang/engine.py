@@ -39,10 +39,11 @@ class Sglang(SglangEngine):
     absent = ABSENT
 
     def open(self) -> None:
+        from overlap_bench.engines.paced.device import Device
         from overlap_bench.engines.sglang import platform
         from overlap_bench.engines.sglang_base import card
 
-        self._card = card.Card(self.pace, held=self.held)
+        self._card = Device(self.pace, held=self.held)
         card.take_place(self._card)
         os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = MODELS
         os.environ |= toggles.variables(self.toggles)

@@ -17,8 +17,8 @@ from sglang.srt.managers.scheduler_components.output_sender import SenderWrapper
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 from sglang.srt.server_args import PortArgs, ServerArgs
 
+from overlap_bench.engines.paced.device import Device
 from overlap_bench.engines.sglang.toggles import Settings, check_in_force
-from overlap_bench.engines.sglang_base.card import Card
 from overlap_bench.engines.sglang_base.engine import SglangEngine
 from overlap_bench.engines.sglang_base.scheduler import Recorded
 from overlap_bench.engines.sglang_base.worker import size_of
@@ -104,7 +104,7 @@ class Streamer(SchedulerOutputStreamer):  # type: ignore[misc]
 class Loop(Recorded, Scheduler):  # type: ignore[misc]
     """SGLang's scheduler."""
 
-    def __init__(self, arguments: ServerArgs, card: Card, engine: SglangEngine, toggles: Settings) -> None:
+    def __init__(self, arguments: ServerArgs, card: Device, engine: SglangEngine, toggles: Settings) -> None:
         self._unchecked: Settings | None = toggles  # until its first step
         self.processing: Any = None  # the batch whose results are
         super().__init__(engine, card, arguments, NOBODY)

@@ -18,8 +18,8 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.runtime_context import get_exec
 
+from overlap_bench.engines.paced.device import Device
 from overlap_bench.engines.sglang_base import worker
-from overlap_bench.engines.sglang_base.card import Card
 
 CORES = 132  # of the card, an H100's
 MEMORY = 1 << 50  # bytes that a KV cache may take: its slots are as many as were asked for
@@ -34,7 +34,7 @@ class UnfilledPool(worker.Unfilled, MHATokenToKVPool):  # type: ignore[misc]
 
 
 class PacedRunner(worker.Answering, model_runner.ModelRunner):  # type: ignore[misc]
-    card: ClassVar[Card]
+    card: ClassVar[Device]
 
     def load_model(self) -> None:
         self.model = Model(self.card)
@@ -54,7 +54,7 @@ class PacedRunner(worker.Answering, model_runner.ModelRunner):  # type: ignore[m
         self.answers = torch.zeros(self.req_to_token_pool.req_to_token.shape, dtype=torch.int64)
 
 
-def install(card: Card) -> None:
+def install(card: Device) -> None:
     """Have SGLang make these in the place of its own."""
     PacedRunner.card = card
     model_runner.ModelRunner = PacedRunner

@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 
+from overlap_bench.engines.paced.device import Device
 from overlap_bench.engines.sglang_base import card as shared
 
 BLOCKING = ("cpu", "item", "tolist")  # of a tensor on a card
 
 
 @dataclass
-class Card(shared.Card):
+class Card(Device):
     """`thread`: the one that launches forward passes, whose stream is busy with them; `native`: as the kernel
     numbers it."""
 

@@ -10,14 +10,6 @@ from torch.overrides import TorchFunctionMode
 from overlap_bench.engines.paced.device import Device, take_cuda
 
 
-class Card(Device):
-    def prepared(self) -> None:
-        """Charge the host for what preparing the inputs has launched, before the forward pass."""
-        if self.serving:
-            self.charge()
-        super().prepared()
-
-
 def take_place(card: Device) -> None:
     """What SGLang finds as the device's module is this card, whatever it calls its device."""
     take_cuda(card)

@@ -25,7 +25,7 @@ from overlap_bench.engines.sglang_base import GIL, absent, folder
 from overlap_bench.engines.sglang_base.answer import Active
 
 if TYPE_CHECKING:
-    from overlap_bench.engines.sglang_base.card import Card
+    from overlap_bench.engines.paced.device import Device
 
 USED = (
     "model", "device", "dtype", "seed", "max_batch_size", "prefill_max_tokens", "stream_interval",
@@ -73,7 +73,7 @@ class SglangEngine(api.Engine):
     replaced: ClassVar[str]
     absent: ClassVar[Collection[str]]
     _loop: Any
-    _card: Card
+    _card: Device
 
     def __init__(self, options: api.EngineOptions, toggles: dict[str, str]) -> None:
         self.options = options

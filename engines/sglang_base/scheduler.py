@@ -9,7 +9,7 @@ from overlap_bench.engines.delay import spin
 from overlap_bench.engines.steps import DECODE, PREFILL, Steps
 
 if TYPE_CHECKING:
-    from overlap_bench.engines.sglang_base.card import Card
+    from overlap_bench.engines.paced.device import Device
     from overlap_bench.engines.sglang_base.engine import SglangEngine
 
 
@@ -22,7 +22,7 @@ class Recorded:
     waiting_queue: Any
     chunked_req: Any
 
-    def __init__(self, engine: SglangEngine, card: Card, *arguments: Any) -> None:
+    def __init__(self, engine: SglangEngine, card: Device, *arguments: Any) -> None:
         self.engine, self.card, self.steps = engine, card, Steps()
         card.delay = self.steps.delay
         self._began_ns = 0

@@ -9,14 +9,14 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from overlap_bench.engines.pace import Size
-from overlap_bench.engines.sglang_base.card import Card
+from overlap_bench.engines.paced.device import Device
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]
     """The model: its forward pass is a program of the clock. Its logits have one column, for the sampler to
     look at."""
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, card: Device) -> None:
         super().__init__()
         self.card = card
 

@@ -127,7 +127,7 @@ def make_arm(
     full = spec.check(new_toggles)
     if spec.setting("url") is not None:
         _check_server(name, full)
-    made = make_options(spec, new_options)
+    made = make_options(spec, new_options, changes.get("python"))
     spec.check_model(made.model)
     patch = None
     if "patch" in changes:
@@ -161,8 +161,10 @@ def _check_server(arm: str, settings: Mapping[str, str]) -> None:
         )
 
 
-def make_options(spec: api.EngineSpec, values: Mapping[str, object]) -> api.EngineOptions:
-    """Options of this engine from a mapping by their names."""
+def make_options(
+    spec: api.EngineSpec, values: Mapping[str, object], python: str | None = None
+) -> api.EngineOptions:
+    """Options of this engine from a mapping by their names. `python`: what runs it, and measures k."""
     if values.get("pace"):
         if spec.paced is None:
             raise api.BadSetting(f"engine {spec.name} has no device with a pace: leave pace out")
@@ -178,7 +180,7 @@ def make_options(spec: api.EngineSpec, values: Mapping[str, object]) -> api.Engi
     ):
         api.pick(value, dict.fromkeys(known), name)
     if options.pace:
-        options = msgspec.structs.replace(options, pace=api.settle(options.pace))
+        options = msgspec.structs.replace(options, pace=api.settle(options.pace, python))
         if options.device == "cuda":
             raise api.BadSetting("pace is for the emulated device only: a card has its own; leave it out")
     for name, lowest in LOWEST.items():
@@ -306,6 +308,7 @@ def make_design(
         )
         for (name, changes), start, side in zip(sides.items(), starts, of_sides, strict=False)
     )
+    arms = _on_one_device(arms)
     if request.against_itself:
         arms = (arms[0], msgspec.structs.replace(arms[0], name="after"))
     if request.refs is not None:
@@ -327,6 +330,19 @@ def make_design(
         secondaries=_secondaries(request, pair),
         usual="" if _is_changed(request) else pair.primary,
     )
+
+
+def _on_one_device(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
+    """The arms, with the first one's k where two interpreters have measured one each: there is one device."""
+    first = arms[0]
+
+    def same(arm: Arm) -> Arm:
+        one, other = (each.options.pace or "" for each in (first, arm))
+        if first.python == arm.python or one.rpartition("*")[0] != other.rpartition("*")[0]:
+            return arm
+        return msgspec.structs.replace(arm, options=msgspec.structs.replace(arm.options, pace=one or None))
+
+    return tuple(map(same, arms))
 
 
 def _is_changed(request: Request) -> bool:

@@ -126,3 +126,13 @@ def test_a_profile_is_written_as_it_is_read() -> None:
 
     table = {"a": 'x "y" \\ ü\n', "b": 1.5, "c": {"d": True, "e": {"1": 2.0}}}
     assert tomllib.loads(toml("name", table)) == {"name": table}
+
+
+def test_k_is_that_of_the_interpreter_that_runs_the_engine(tmp_path: Path) -> None:
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\necho 25000\n")
+    slow.chmod(0o755)
+    host = pace.profiles()["llama3-8b-h100"].host_ns
+    assert pace.host_k(host, str(slow)) == 25000 / host
+    assert pace.host_k(host, str(tmp_path / "none")) > 0  # who boots it says what is wrong
+    assert 0.2 < pace.host_k(host, sys.executable) / pace.host_k(host) < 5

@@ -75,16 +75,12 @@ class PacedRunnerV1(GPUModelRunner):  # type: ignore[misc]
         with device.counting():
             output = super().sample_tokens(grammar_output)
         if self.use_async_scheduling:
-            self._queued()
+            device.launched()
         return output
 
     def _to_list(self, sampled: torch.Tensor) -> list[list[int]]:
-        self._queued()  # and it waits for its tokens
+        device.launched()  # and it waits for its tokens
         return super()._to_list(sampled)  # type: ignore[no-any-return]
-
-    def _queued(self) -> None:
-        device.charge()
-        device.launched()
 
     def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
         output = super()._sample(logits, spec_decode_metadata)

@@ -86,7 +86,6 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
     def sample_tokens(self, grammar_output: Any) -> Any:
         with device.counting():
             output = super().sample_tokens(grammar_output)
-        device.charge()
         device.launched()
         return output
 

@@ -153,7 +153,7 @@ def test_a_stretched_pace_takes_a_multiple_of_its_time_and_of_its_ledger(factor:
     [("10ms", "10ms*2.5"), ("llama3-8b-h100", "llama3-8b-h100*2.5"), ("10ms,name=x", "x*2.5")],
 )
 def test_k_is_a_number_once_it_is_settled(monkeypatch: pytest.MonkeyPatch, text: str, name: str) -> None:
-    monkeypatch.setattr(paces, "_here", lambda: 2.5 * profiles()["llama3-8b-h100"].host_ns)
+    monkeypatch.setattr(paces, "_here", lambda python: 2.5 * profiles()["llama3-8b-h100"].host_ns)
     assert make_pace(settle(f"{text}*k")).name == name
     assert [settle(f"{text}*{k}").rpartition("*")[2] for k in ("k/2", "2k", "k/2.5")] == ["1.25", "5", "1"]
     for settled in (text, f"{text}*2.5"):
@@ -162,7 +162,7 @@ def test_k_is_a_number_once_it_is_settled(monkeypatch: pytest.MonkeyPatch, text:
 
 @pytest.mark.parametrize("text", ["llama3-8b-h100", "decode=1ms,prefill=2ms,launch=4us,wake=10us,name=x"])
 def test_a_ledger_can_count_twice_or_not_at_all(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(paces, "_here", lambda: 2.5 * profiles()["llama3-8b-h100"].host_ns)
+    monkeypatch.setattr(paces, "_here", lambda python: 2.5 * profiles()["llama3-8b-h100"].host_ns)
     plain = make_pace(text)
     for times in (0.0, 2.0, 0.5):
         other = make_pace(f"{text},ledger={times:g}")
@@ -176,7 +176,7 @@ def test_a_ledger_can_count_twice_or_not_at_all(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("text", ["10ms*k/0", "10ms*0k", "10ms*9999k", "10ms*k/99999", "*k", "k", "h100*k"])
 def test_a_k_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(paces, "_here", lambda: profiles()["llama3-8b-h100"].host_ns)
+    monkeypatch.setattr(paces, "_here", lambda python: profiles()["llama3-8b-h100"].host_ns)
     with pytest.raises(BadSetting, match=r"stretched|there is no pace"):
         settle(text)
 
@@ -205,7 +205,7 @@ def test_a_recorded_file_is_a_pace_and_stands_whole_in_what_is_kept(
 ) -> None:
     path = tmp_path / "card.toml"
     path.write_text(RECORDED)
-    monkeypatch.setattr(paces, "_here", lambda: 3000.0)
+    monkeypatch.setattr(paces, "_here", lambda python: 3000.0)
     pace = make_pace(str(path))
     settled = settle(f"{path}*k")
     path.unlink()

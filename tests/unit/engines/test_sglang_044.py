@@ -127,11 +127,9 @@ def test_who_launches_and_reads_a_value_back_waits_for_all_that_was_launched() -
 def test_what_prepares_a_step_is_paid_for_before_the_step_is_launched() -> None:
     card = make_card("decode=1ms,prefill=1ms,launch=2ms")
     counts = card.counts["decode"]
-    counts.steps = counts.looked = 1
-    counts.operations = 2
     card.begin("decode")
     card.program.sizes = [Size("decode", 1, 1, 8)]
-    counts.steps = 1
+    counts.looked, counts.operations = 1, 2
     began = perf_counter_ns()
     card.prepared()
     card.forward()

@@ -12,7 +12,7 @@ from overlap_bench.engines import clock
 from overlap_bench.engines.api import PHASES
 from overlap_bench.engines.pace import Size, make_pace
 from overlap_bench.engines.paced import device as paced
-from overlap_bench.engines.paced.device import Device, Event, Graph, Kernel, Stream
+from overlap_bench.engines.paced.device import LOOKS, Device, Event, Graph, Kernel, Stream
 from overlap_bench.engines.paced.tokens import EOS_ONE_IN, RIGHT, draw, kept, rates_of, seed_of, words_of
 
 WORDS = np.arange(10, 400, dtype=np.int64)
@@ -165,6 +165,55 @@ def test_torchs_operations_are_counted_and_its_views_are_not() -> None:
     counts = device.counts["decode"]
     assert counts.copies == 1
     assert counts.operations == 3 - 1  # zeros fills, and the sum; the copy is apart
+
+
+@pytest.mark.parametrize("mode", ["inference_mode", "no_grad"])
+def test_copies_to_the_card_and_back_are_counted_in_any_mode_of_torch(mode: str) -> None:
+    import torch
+
+    device = make_device("1us")
+    tensor = torch.zeros(1, dtype=torch.int32)
+    device.begin("decode")
+    with getattr(torch, mode)(), device.counting():
+        tensor.to("cpu", non_blocking=True, copy=True)
+        tensor.to(dtype=torch.int64, copy=True).item()
+        tensor.to(torch.int32)  # it is already
+    kernels = int(mode == "no_grad")  # there a copy of another type is one
+    assert device.counts["decode"].copies == 3 - kernels
+    assert device.counts["decode"].operations == kernels
+
+
+def test_what_torch_launches_is_paid_for_where_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the inputs before the forward pass, which waits for them; for sampling after it."""
+    import torch
+
+    device = make_device("decode=1us,prefill=1us,launch=3us,copy=7us")
+    spent: list[int] = []
+    monkeypatch.setattr(device.clock, "spend", spent.append, raising=False)
+    for _ in range(LOOKS + 1):  # the last one is not looked at, and asks for as much
+        del spent[:]
+        device.begin("decode")
+        device.program.sizes = [Size("decode", 1, 1, 1)]
+        with device.counting():
+            torch.zeros(4).add_(1)
+            Graph().replay()
+            before = [*spent]
+            torch.zeros(4).clone()
+        device.launched()
+        assert sum(before) == 2 * 3_000
+        assert sum(spent) - sum(before) == 3_000 + 7_000
+
+
+def test_only_an_event_that_blocks_wakes_its_thread_late() -> None:
+    device = make_device("decode=1ms,prefill=1ms,wake=20ms")
+    for blocking in (False, True):
+        device.begin("decode")
+        device.program.sizes = [Size("decode", 1, 1, 1)]
+        Graph().replay()
+        event = Event(blocking=blocking)
+        event.record()
+        event.synchronize()
+        assert (device.program.woke_ns - device.program.end_ns >= 20_000_000) == blocking
 
 
 def test_a_device_that_boots_is_not_paced() -> None:

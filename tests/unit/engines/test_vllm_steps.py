@@ -65,6 +65,19 @@ def test_a_step_is_a_prefill_a_decode_or_both() -> None:
     assert list(frame["tokens"]) == [32, 2, 17, 1, 2, 10, 4]
 
 
+def test_a_step_is_said_once_and_its_delay_spent_once() -> None:
+    """One step ahead, a turn's first call finishes no step: nothing new is said then."""
+    steps = Steps()
+    steps.put_delay("output", 1_000_000)
+    steps.said()
+    for number in range(2):
+        steps.made(scheduled(old={"a": 1}), 10 * number, 10 * number + 1)
+        steps.finished(0, 10 * number + 5, 10 * number + 6)
+        steps.said()
+        steps.said()
+    assert 2_000_000 <= steps.put_delay("", 0) < 2_900_000
+
+
 def test_a_paced_device_says_when_a_step_ran_and_what_the_host_did_for_it() -> None:
     steps = Steps()
     program = Program(
