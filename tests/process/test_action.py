@@ -73,9 +73,8 @@ class Runner:
                 return self.inputs.get(path[0], self.file["inputs"][path[0]].get("default", ""))
             if first == "steps":
                 return self.outputs.get(path[0], {}).get(path[2], "")
-            value: Any = {"github": {"event": self.event, "token": "a-token"}, "strategy": {"job-index": 0}}[
-                first
-            ]
+            github = {"event": self.event, "token": "a-token", "run_id": 3, "run_attempt": 1}
+            value: Any = {"github": github, "strategy": {"job-index": 0}}[first]
             for name in path:
                 value = value[name]
             return str(value)
@@ -248,6 +247,31 @@ def test_a_calibration_that_was_kept_is_not_measured_again(runner: Callable[...,
     job.run("Gate")
     assert not [call for call in job.calls if "--calibrate" in call]
     assert job.summary == "**On this machine: 2%.**\n\n**Gate: PASS. 2% of it.**\n"
+
+
+def test_two_gates_of_one_job_keep_a_run_and_a_history_each(runner: Callable[..., Runner]) -> None:
+    """Under one name, the later run would replace the other, and the later history would not be saved."""
+    kept = []
+    for asked in ("--engine yours", "--engine yours --set async_scheduling=on"):
+        job = runner("schedule", gate=asked)
+        job.run("Name what")
+        named = {step["name"]: step.get("with", {}) for step in steps(job.action)}
+        kept.append(
+            [
+                job.value(named[step][what])
+                for step, what in (
+                    ("Keep the run", "name"),
+                    ("Keep the history", "key"),
+                    ("Restore the history", "restore-keys"),
+                )
+            ]
+        )
+    (run, history, restored), (other_run, other_history, other_restored) = kept
+    assert run != other_run
+    assert run.startswith("bench-gate-gate-0-")  # what the comment fetches
+    assert history.startswith(restored)
+    assert other_history.startswith(other_restored)
+    assert not other_history.startswith(restored)
 
 
 @pytest.mark.parametrize(("ends", "culprit"), [(0, "c" * 40 + "\n"), (3, ""), (4, None)])
