@@ -424,12 +424,14 @@ def commenting(tmp_path: Path) -> Callable[..., Runner]:
             "GITHUB_REPOSITORY": "them/engine",
         }
         event = {
+            "workflow": {"name": "bench gpu"},
             "workflow_run": {
+                "name": "what run-name says",
                 "head_repository": {"owner": {"login": "a-fork"}},
                 "head_branch": "faster",
                 "head_sha": "f" * 40,
                 "html_url": "https://example.com/run",
-            }
+            },
         }
         return Runner(ACTIONS[1], where, environment, {"token": "a-token"}, event)
 
@@ -453,22 +455,33 @@ def test_the_gate_is_shown_on_the_pull_request_of_the_event(commenting: Callable
     assert "head=a-fork:faster" in job.calls[0]
     assert job.calls[-1] == "api --method POST repos/them/engine/issues/7/comments -F body=@comment.md"
     posted = (job.workspace / "posted").read_text()
-    assert posted.startswith("<!-- bench gate -->\n**Gate: UNDECIDED. ruled out: more than 3%**\n")
+    assert posted.startswith("<!-- bench gate: bench gpu -->\n**Gate: UNDECIDED. ruled out: more than 3%**\n")
     assert "@somebody" not in posted
     assert "https://example.com/run" in posted
 
 
 @needs_jq
-def test_a_pull_request_has_one_comment(commenting: Callable[..., Runner]) -> None:
+def test_a_pull_request_has_one_comment_of_each_workflow(commenting: Callable[..., Runner]) -> None:
     said = [
-        {"id": 1, "user": {"type": "User"}, "body": "<!-- bench gate --> not ours"},
-        {"id": 2, "user": {"type": "Bot"}, "body": "<!-- bench gate -->\nours"},
-        {"id": 3, "user": {"type": "Bot"}, "body": "another bot's"},
+        {"id": 1, "user": {"type": "User"}, "body": "<!-- bench gate: bench gpu --> not ours"},
+        {"id": 2, "user": {"type": "Bot"}, "body": "<!-- bench gate: bench gpu -->\nours"},
+        {"id": 3, "user": {"type": "Bot"}, "body": "<!-- bench gate: bench -->\nanother workflow's"},
+        {"id": 4, "user": {"type": "Bot"}, "body": "<!-- bench gate: bench gpu 2 -->\nanother's"},
+        {"id": 5, "user": {"type": "Bot"}, "body": "another bot's"},
     ]
     job = commenting(comments=said)
     kept(job).write_text("**Gate: PASS.**\n")
     job.run("Comment")
     assert job.calls[-1] == "api --method PATCH repos/them/engine/issues/comments/2 -F body=@comment.md"
+
+
+@needs_jq
+def test_a_workflows_name_stays_inside_the_mark(commenting: Callable[..., Runner]) -> None:
+    job = commenting()
+    job.event["workflow"]["name"] = "--> @somebody"
+    job.run("Comment")
+    first, _, _ = (job.workspace / "posted").read_text().partition("\n")
+    assert first == "<!-- bench gate: -- @somebody -->"
 
 
 @needs_jq
@@ -543,6 +556,15 @@ def test_what_runs_the_code_of_others_may_read_and_what_may_write_runs_none(file
         assert loaded["permissions"] == {"contents": "read"}
         assert not [job for job in loaded["jobs"].values() if "permissions" in job]
         assert "secrets." not in file.read_text()
+
+
+def test_the_comment_is_for_every_example() -> None:
+    named = {}
+    for file in (ACTION / "examples").glob("*.yml"):
+        loaded = yaml.safe_load(file.read_text())
+        named[file.name] = (loaded["name"], loaded[True])
+    _, triggers = named.pop("comment.yml")
+    assert sorted(triggers["workflow_run"]["workflows"]) == sorted(name for name, _ in named.values())
 
 
 def test_an_example_gives_only_inputs_that_the_action_has() -> None:
