@@ -247,6 +247,11 @@ def test_files_of_fresh_boots_are_blocks_and_still_decide_nothing(tmp_path: Path
         bring(VLLM_DETAILED, VLLM, to=tmp_path, fresh_boots=True)
     with pytest.raises(api.BadSetting, match="not trials of one arm: their tools differ"):
         bring(VLLM, GUIDELLM, to=tmp_path, fresh_boots=True)
+    newer = edited(tmp_path, SGLANG, server_info={**document(SGLANG)["server_info"], "version": "0.5.24"})
+    with pytest.raises(
+        api.BadSetting, match=r"their versions differ: was 'server 0\.5\.23', is 'server 0\.5\.24'"
+    ):
+        bring(f"{SGLANG}:1", newer, to=tmp_path, fresh_boots=True)
 
 
 def test_runs_of_two_tools_are_compared_with_a_warning(tmp_path: Path) -> None:

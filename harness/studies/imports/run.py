@@ -109,6 +109,7 @@ def _counted_here(read: ToolResult, goodput: Mapping[str, float], file: str) -> 
 def _check_alike(first: ToolResult, other: ToolResult, name: str, file: str) -> None:
     for what, old, new in (
         ("tools", first.tool, other.tool),
+        ("versions", first.version, other.version),
         ("models", first.model, other.model),
         ("workloads", dict(first.asked), dict(other.asked)),
     ):
