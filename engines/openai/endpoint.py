@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import socket
 import ssl
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from overlap_bench.engines.openai import lenient
 KEY = "OPENAI_API_KEY"
 ASK_S = 10.0  # for what is asked before a round
 PORTS = {"http": 80, "https": 443}
+WRITABLE = re.compile("[!-~]+")  # what a request's head can hold
 UNKNOWN_CONTEXT = 1 << 30  # tokens, where the server does not say: its own limit will refuse
 
 
@@ -69,7 +71,20 @@ def parse(url: str) -> Endpoint:
         )
     if not path.endswith("/v1"):
         path += "/v1"
-    return Endpoint(parts.scheme, parts.hostname, port or PORTS[parts.scheme], path)
+    try:
+        host = parts.hostname.encode("idna").decode()
+    except UnicodeError:
+        host = ""
+    if not WRITABLE.fullmatch(host):
+        raise api.BadSetting(
+            f"url={url} is not a server's address: no host is called {parts.hostname}; between its dots "
+            "a name has 1 to 63 characters, and no blanks"
+        )
+    if not WRITABLE.fullmatch(path):
+        raise api.BadSetting(
+            f"url={url} has a path that no request can hold: percent-encode what is not ASCII, and blanks"
+        )
+    return Endpoint(parts.scheme, host, port or PORTS[parts.scheme], path)
 
 
 def key() -> str:
