@@ -64,6 +64,13 @@ def parse(url: str) -> Endpoint:
         raise api.BadSetting(f"url={url} is not a server's address; give one such as http://127.0.0.1:8000")
     if parts.username or parts.password:
         raise api.BadSetting(f"a url with a password would be stored with the run: give a key in {KEY}")
+    if parts.query or parts.fragment:  # not shown: it may hold a key
+        raise api.BadSetting(
+            "url has something behind its path (? or #), which would not be sent: leave it out; "
+            f"a key goes into {KEY}"
+        )
+    if port == 0:
+        raise api.BadSetting(f"url={url} names port 0, at which no server listens: give the server's own")
     path = parts.path.rstrip("/")
     if path.endswith("/completions"):
         raise api.BadSetting(
