@@ -270,10 +270,7 @@ def check_resume(stored: Manifest, now: Manifest) -> None:
             f"{stored.run} is finished, and was stored without {_and(stored.left_out)}; bench rerun measures "
             "it again"
         )
-    asked = now.design
-    if asked.aim_s is not None:  # as many of both as the first boots allowed
-        sizes = {"rounds": stored.design.rounds, "segments": stored.design.segments}
-        asked = msgspec.structs.replace(asked, **sizes, aim_s=stored.design.aim_s)
+    asked = as_sized(now.design, stored.design)
     pairs: tuple[tuple[str, Any, Any], ...] = (
         ("another commit", stored.code, now.code),
         ("settings that are not its own", stored.design, asked),
@@ -285,6 +282,13 @@ def check_resume(stored: Manifest, now: Manifest) -> None:
         found = difference(msgspec.to_builtins(old), msgspec.to_builtins(new))
         if found:
             raise StoreError(f"can't resume {stored.run} on {what}: {found}; start a fresh run")
+
+
+def as_sized(asked: Design, stored: Design) -> Design:
+    """What was asked for, as large as it was stored, where its first boots say how large it is."""
+    if asked.aim_s is None:
+        return asked
+    return msgspec.structs.replace(asked, rounds=stored.rounds, segments=stored.segments, aim_s=stored.aim_s)
 
 
 def described_here(design: Design, run: str, now: datetime, lot: str) -> Manifest:

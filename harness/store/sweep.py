@@ -13,7 +13,7 @@ from overlap_bench.harness.common.machine import Code, Machine
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.grid import Axis, Point
 from overlap_bench.harness.store.files import SCHEMA_VERSION, SWEEP_FILE, StoreError, read_json
-from overlap_bench.harness.store.manifest import Manifest, read_manifest
+from overlap_bench.harness.store.manifest import Manifest, as_sized, read_manifest
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,8 @@ def runs_in(folder: Path) -> Iterator[tuple[Path, Manifest]]:
 
 def run_of(point: Point, runs: Sequence[tuple[Path, Manifest]]) -> tuple[Path, Manifest] | None:
     """The run of a point, whether it is finished or not."""
-    return next((each for each in runs if each[1].design == point.design), None)
+    designs = ((each, each[1].design) for each in runs)
+    return next((each for each, found in designs if found == as_sized(point.design, found)), None)
 
 
 def is_done(run: Path) -> bool:

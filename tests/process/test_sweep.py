@@ -126,6 +126,20 @@ def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:
     assert "| 8 |" in page.markdown_page(sweep_tables.page(result))
 
 
+def test_a_point_whose_first_boots_sized_its_run_is_found_and_not_measured_again(tmp_path: Path) -> None:
+    """By nothing but what those may change: another point's run is not its own."""
+    folder = stored_sweep(tmp_path / "a-sweep")
+    planned = sweep.read(folder)
+    points = tuple(
+        replace(point, design=replace(point.design, aim_s=80.0, rounds=3, segments=16))
+        for point in planned.points
+    )
+    write_json(folder / SWEEP_FILE, replace(planned, points=points))
+    found = [sweep.run_of(point, list(sweep.runs_in(folder))) for point in points]
+    assert [each and each[0].name for each in found] == ["run-0", "run-1", None]
+    assert sweep_.result(folder)[0].stopped_because == "2 of 3 points done"
+
+
 def test_points_of_different_length_say_so(tmp_path: Path) -> None:
     folder = stored_sweep(tmp_path / "a-sweep")
     planned = sweep.read(folder)
