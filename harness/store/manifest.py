@@ -336,8 +336,16 @@ def check_same_data(stored: Manifest) -> None:
 
 
 def signed(manifest: Manifest) -> Manifest:
-    """A manifest whose design was asked for here. That stays true however often it is rewritten."""
+    """A manifest whose design was asked for here. That stays true however often it is rewritten, but for the
+    sizes that the first boots gave it: see sign_anew."""
     return msgspec.structs.replace(manifest, signature=trust.signature([manifest.design]))
+
+
+def sign_anew(before: Manifest, sized: Manifest) -> Manifest:
+    """The manifest that first boots made of `before`, signed anew if that was signed here. Not a stranger's;
+    nor one of which more than its size is another, as a node of a cluster could send it."""
+    own = sized.design == as_sized(before.design, sized.design)
+    return signed(sized) if own and trust.holds([before.design], before.signature) else sized
 
 
 def create(results: Path, name: str, now: datetime) -> Path:

@@ -55,6 +55,11 @@ def signature(designs: Sequence[Design]) -> str:
         return ""
 
 
+def holds(designs: Sequence[Design], signed: str) -> bool:
+    """Whether these were asked for here, as far as a signature says."""
+    return not _doubt(designs, signed)
+
+
 def admit(
     what: Path, designs: Sequence[Design], signed: str, *, trusted: bool, say: Callable[[str], object]
 ) -> bool:

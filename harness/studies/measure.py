@@ -26,6 +26,7 @@ from overlap_bench.harness.store.files import StoreError, write_summary
 from overlap_bench.harness.store.manifest import (
     Manifest,
     Run,
+    sign_anew,
     write_manifest,
 )
 from overlap_bench.harness.store.tables import Block, finished_blocks, stored_block, write_block
@@ -77,7 +78,8 @@ def trials(runs: Mapping[Path, Manifest], observe: Observer) -> Trials:
                 if session is None:
                     trees = stack.enter_context(checked_out(design))
                     session = stack.enter_context(Session(trees.places))
-                    manifests = trial.first_boots(session, trees, manifests, len(missing), observe)
+                    found = trial.first_boots(session, trees, manifests, len(missing), observe)
+                    manifests = [*map(sign_anew, manifests, found)]
                     for folder, manifest in zip(folders, manifests, strict=True):
                         write_manifest(folder, manifest)
                 observe(BlockBegun(number, sum(each >= number for each in missing)))

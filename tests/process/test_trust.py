@@ -24,7 +24,7 @@ import msgspec
 import pytest
 
 from overlap_bench.engines import api
-from overlap_bench.harness.plan import experiment_file
+from overlap_bench.harness.plan import experiment_file, settings
 from overlap_bench.harness.plan.design import Arm, Design, Factor, Factorial, Ref
 from overlap_bench.harness.plan.grid import Point
 from overlap_bench.harness.run import worktrees
@@ -37,18 +37,23 @@ from overlap_bench.harness.store.files import (
     write_json,
 )
 from overlap_bench.harness.store.manifest import create, described_here, read_manifest, write_manifest
-from overlap_bench.harness.studies import experiment
+from overlap_bench.harness.studies import experiment, measure
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.bench_command import last_line, only_run
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import done, ended, refused
-from tests.support.places import REFERENCE
+from tests.support.places import REFERENCE, ROOT
 from tests.support.repositories import commit, git
 
 PINNED = REFERENCE / "runs" / "pinned-h2d"
 KEY = "sk-mine"
 SERVER = {"api": "completions", "count": "usage", "timeout_s": "60", "start_timeout_s": "600"}
 ONE = (*CLOCKWORK, "--rounds", "1", "--trials", "1")
+OWN_ENGINE = ROOT / "examples" / "own_engine"
+SIZED = (
+    *("--engine", "paced", "--before", "output=inline", "--after", "output=deferred"),
+    *("--num-requests", "2", "--max-new-tokens", "32"),
+)
 FEW = Workload(num_requests=1, max_new_tokens=2, interval_ms=1.0, pretok=False)
 
 
@@ -57,6 +62,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """With two keys, whatever others the machine holds, and with the built-in engines by their entry points,
     wherever the tests run."""
     own = {name: f"overlap_bench.engines.{name}:SPEC" for name in ("overlap", "openai")}
+    own["paced"] = "paced_engine:SPEC"
     found = installed(tmp_path_factory.mktemp("site"), **own)
     without = {name: value for name, value in found.items() if not trust.KEYS.search(name)}
     return {**without, "OPENAI_API_KEY": KEY, "HF_TOKEN": KEY}
@@ -339,6 +345,37 @@ def test_what_a_trusted_run_leaves_is_trusted_no_further_unless_it_is_asked_for_
     (mine,) = {*(tmp_path / "results").iterdir()} - {Path(left)}
     edit(mine, lambda each: each.pop("signature"))
     done(environment, tmp_path, "run", *ONE, "--resume", str(mine))
+
+
+def test_a_run_that_its_first_boots_sized_is_still_ones_own(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says no number of trials or rounds, is interrupted once a trial is kept, and gone on with; a copy of
+    it that is trusted, but not signed, gets no signature from that."""
+    plain = {**environment, "PYTHONPATH": f"{environment['PYTHONPATH']}{os.pathsep}{OWN_ENGINE}"}
+    monkeypatch.setattr(settings, "AIM_S", 0.1)
+    monkeypatch.setattr(measure, "write_block", interrupting(measure.write_block))
+    ended(plain, tmp_path, "run", *SIZED, code=130)
+    mine = only_run(tmp_path)
+    assert read_manifest(mine).design.aim_s is None
+    shutil.copytree(mine, tmp_path / "theirs")
+    edit(tmp_path / "theirs", lambda each: each["design"].update(aim_s=0.1) or each.pop("signature"))
+    for command in ("run --resume", "rerun"):
+        stderr = ended(plain, tmp_path, *command.split(), str(mine), code=130).err
+        assert "--trust" not in stderr
+        said = refused(plain, tmp_path, *command.split(), "theirs")
+        assert "theirs is not signed by this machine" in said
+    ended(plain, tmp_path, "run", "--resume", "theirs", "--trust", code=130)
+    theirs = read_manifest(tmp_path / "theirs")
+    assert (theirs.design.aim_s, theirs.signature) == (None, "")
+
+
+def interrupting(write: Callable[..., None]) -> Callable[..., None]:
+    def written(*block: Any) -> None:
+        write(*block)
+        raise KeyboardInterrupt
+
+    return written
 
 
 # -- the secret -------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from overlap_bench.harness.run.cluster.node import Measured
 from overlap_bench.harness.run.cluster.places import LOOK_S, RESOURCE, Lookout, Places
 from overlap_bench.harness.run.events import BlockBegun, BlockDone, NodeDone, Observer, Said
 from overlap_bench.harness.run.hosts import RunFailed
-from overlap_bench.harness.store.manifest import Manifest, Repeat, write_manifest
+from overlap_bench.harness.store.manifest import Manifest, Repeat, sign_anew, write_manifest
 from overlap_bench.harness.store.tables import (
     TABLES,
     Block,
@@ -178,7 +178,8 @@ class _Job:
     def keep(self, block: int, measured: Measured) -> None:
         """Note where a block comes from, and what was found out by the first one."""
         if block == -1:
-            self.manifests = [msgspec.json.decode(each, type=Manifest) for each in measured.manifests]
+            found = [msgspec.json.decode(each, type=Manifest) for each in measured.manifests]
+            self.manifests = [*map(sign_anew, self.manifests, found)]
         self.warm.add(measured.node)
         if measured.node not in (known := self.manifests[0].nodes):
             self._record(nodes={**known, measured.node: measured.machine})

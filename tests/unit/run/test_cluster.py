@@ -5,6 +5,7 @@ import time
 import weakref
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,8 +21,9 @@ from overlap_bench.harness.run.cluster import driver, node
 from overlap_bench.harness.run.cluster.places import HEAD_S, RESOURCE, Lookout, Places, places
 from overlap_bench.harness.run.events import Event, Said
 from overlap_bench.harness.run.hosts import RunFailed
+from overlap_bench.harness.store import trust
 from overlap_bench.harness.store.files import StoreError
-from overlap_bench.harness.store.manifest import read_manifest, write_manifest
+from overlap_bench.harness.store.manifest import read_manifest, signed, write_manifest
 from overlap_bench.harness.store.tables import TABLES, packed, stored_block, write_block, write_packed
 from tests.support.made_blocks import block as made_block
 from tests.support.made_blocks import described, manifest, side
@@ -307,6 +309,26 @@ def measured(tpot_ms: float) -> node.Measured:
         stolen=0.0,
         said=[],
     )
+
+
+@pytest.mark.parametrize(
+    ("asked_here", "changed", "believed"),
+    [(True, {}, True), (False, {}, False), (True, {"name": "x"}, False)],
+)
+def test_a_run_sized_by_a_node_is_signed_as_before_and_one_that_a_node_changed_is_not(
+    tmp_path: Path, asked_here: bool, changed: dict[str, Any], believed: bool
+) -> None:
+    """What is signed is started by `bench rerun` and `--resume`."""
+    plan = msgspec.structs.replace(manifest(3, rounds=3, segments=16, aim_s=80.0), descriptions={})
+    plan = signed(plan) if asked_here else plan
+    write_manifest(tmp_path, plan)
+    job = driver.job_of({tmp_path: plan}, lambda event: None)
+    design = msgspec.structs.replace(plan.design, rounds=1, segments=3, aim_s=None, **changed)
+    sized = msgspec.structs.replace(plan, design=design)
+    job.keep(job.take(), replace(measured(4.0), manifests=[msgspec.json.encode(sized)]))
+    kept = read_manifest(tmp_path)
+    assert kept.design == design
+    assert trust.holds([kept.design], kept.signature) == believed
 
 
 def test_what_a_node_makes_of_a_block_is_what_is_made_of_its_files(tmp_path: Path) -> None:
