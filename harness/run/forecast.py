@@ -109,7 +109,7 @@ class Clock:
 
     def hear(self, event: Event) -> None:
         """Hand an event on; what it means for the end of the run is said with it."""
-        if isinstance(event, BlockDone) and event.block < 0 and not self._longest:
+        if isinstance(event, BlockDone) and event.block < 0:
             self._last = time.monotonic()  # no block has these boots again
         self._observe(event)
         if isinstance(event, Foreseen) and self._design.max_minutes is not None:

@@ -72,6 +72,19 @@ def test_a_run_ends_when_another_block_as_long_as_the_longest_would_not_fit(
     assert done == wanted
 
 
+def test_the_first_boots_of_a_resumed_run_are_not_taken_for_a_part_of_its_next_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it has already is read first, and takes no time to speak of."""
+    clock = clock_after(0.1, monkeypatch, manifest(max_minutes=1.0).design, kept=1)
+    clock.block_done()  # the one that it has
+    monkeypatch.setattr(time, "monotonic", lambda: 25.0)
+    clock.hear(BlockDone(-1, 24.9))
+    monkeypatch.setattr(time, "monotonic", lambda: 35.0)
+    clock.block_done()
+    assert not clock.is_up()  # the next one takes 10 s, not 35
+
+
 def clock_after(seconds: float, monkeypatch: pytest.MonkeyPatch, design: Design, kept: int = 0) -> Clock:
     """One that began so long ago."""
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
