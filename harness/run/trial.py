@@ -373,8 +373,7 @@ def _segment(
 ) -> list[pd.DataFrame]:  # fmt: skip
     """One set of requests, served by every arm in turns: the slices of each arm."""
     design = manifest.design
-    order = turn_order(manifest.run, block, segment, len(design.arms))
-    turning = [booted[design.arms[number].name] for number in order]
+    turning = [booted[arm.name] for arm in arms_in_turns(manifest, block, segment)]
     workload = of_segment(design.workload, manifest.segment_batch)
     asked, _ = planned(workload, segment_seed(design.seed, block, segment), turning[0], context)
     observe(SegmentBegun(block, segment))
@@ -419,6 +418,13 @@ def arms_in_order(manifest: Manifest, block: int) -> list[Arm]:
     arms = manifest.design.arms
     order = range(len(arms)) if block == -1 else manifest.drawn[block]
     return [arms[number] for number in order]
+
+
+def arms_in_turns(manifest: Manifest, block: int, segment: int) -> list[Arm]:
+    """The arms in the order of their turns. By when the run began, too: the runs of an experiment have the
+    same names each time, and whatever one order does to an arm would come back with it."""
+    arms, lot = manifest.design.arms, f"{manifest.created}/{manifest.run}"
+    return [arms[number] for number in turn_order(lot, block, segment, len(arms))]
 
 
 def rounds_of(design: Design, block: int) -> Iterator[int]:

@@ -20,7 +20,7 @@ from overlap_bench.harness.plan.design import Arm, Design, orders
 from overlap_bench.harness.report import formats, html
 from overlap_bench.harness.run import hosts, preflight, session
 from overlap_bench.harness.run.patched import Patches
-from overlap_bench.harness.run.trial import arms_in_order
+from overlap_bench.harness.run.trial import arms_in_order, arms_in_turns
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
 from overlap_bench.harness.store.tables import read_block
 from overlap_bench.harness.studies import gate
@@ -60,6 +60,19 @@ def test_arms_run_in_the_order_that_was_drawn_for_their_block() -> None:
     for number, order in enumerate(plan.orders):
         assert [arm.name for arm in arms_in_order(plan, number)] == [NAMES[each] for each in order]
     assert [arm.name for arm in arms_in_order(plan, -1)] == list(NAMES)
+
+
+def test_arms_take_turns_in_an_order_that_each_run_draws_for_itself() -> None:
+    """Also the runs of an experiment, whose names are the same each time, and those of one experiment."""
+    plan = three()
+    later = msgspec.structs.replace(plan, created="2026-05-05T03:02:01+00:00")
+    other = msgspec.structs.replace(plan, run="b-run")
+    found = [
+        [[arm.name for arm in arms_in_turns(each, block, 0)] for block in range(6)]
+        for each in (plan, later, other)
+    ]
+    assert all({*order} == {*NAMES} for each in found for order in each)
+    assert found[0] != found[1] != found[2] != found[0]
 
 
 # -- what is compared -------------------------------------------------------------------------------------
