@@ -25,6 +25,7 @@ from overlap_bench.harness.analysis.bisection import Bisected, ends_of, known_of
 from overlap_bench.harness.common.formatting import between as ranged
 from overlap_bench.harness.common.formatting import duration, percent
 from overlap_bench.harness.common.machine import guess_device
+from overlap_bench.harness.common.names import difference
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.design import DEFAULT_LIMIT, Design, check_gated, check_metrics, orders
 from overlap_bench.harness.plan.request import Request
@@ -218,11 +219,27 @@ class _Search:
     def _warm_up(self, session: Session, place: int, places: dict[str, Path], trees: ExitStack) -> None:
         began, arm = time.monotonic(), self.stored.arm(place)
         if arm.name not in places:
-            design = self.stored.manifest.design
-            places |= trees.enter_context(overlay.checked_out(design, [arm])).places
+            tree = trees.enter_context(overlay.checked_out(self.stored.manifest.design, [arm]))
+            self._check_overlaid(tree, tree.places[arm.name])
+            places |= tree.places
         trial.warm_up(session, self.stored.manifest.design, arm, self._heard)
         self.warmed.add(place)
         self.warm_s.append(time.monotonic() - began)
+
+    def _check_overlaid(self, trees: Trees, tree: Path) -> None:
+        """Raises BadSetting for a commit that has such a file itself, and StoreError where another is laid
+        over it than over good and bad: a build may have changed it since."""
+        ours, its = (
+            {each.file: each.sha256 for each in laid}
+            for laid in (self.stored.manifest.overlaid, trees.overlaid)
+        )
+        if own := [file for file in ours.keys() - its.keys() if (tree / file).exists()]:
+            raise api.BadSetting(f"it has {min(own)} itself, which good and bad got by --overlay")
+        if other := difference(ours, its):
+            raise StoreError(
+                f"the files of --overlay are others than good and bad got: {other}; your checkout may have "
+                f"been built again: bring them back and give --resume {self.folder}, or bisect anew"
+            )
 
     def _measure(self, session: Session, place: int) -> None:
         began, number = time.monotonic(), len(self.trials)

@@ -18,7 +18,7 @@ from overlap_bench.harness.store.tables import finished_blocks
 from overlap_bench.harness.studies import bisect as study
 from tests.support import simulated_bisection
 from tests.support.repositories import fingerprint
-from tests.support.simulated_bisection import Killed, Simulated
+from tests.support.simulated_bisection import BUILT, Killed, Simulated
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +192,33 @@ def test_what_fails_in_good_or_bad_or_in_every_commit_ends_it(repository: Path, 
     with pytest.raises(api.EngineError, match="no scheduler") as failed:
         simulated.measure(folder, stored)
     assert failed.value.__notes__ == [f"4 trials are kept, go on with bench bisect --resume {folder}"]
+
+
+@pytest.mark.parametrize(("what", "now"), [("rebuilt", "'2'"), ("built", "None")])
+def test_a_build_in_between_ends_it_and_a_commit_is_not_skipped_for_it(
+    repository: Path, tmp_path: Path, what: str, now: str
+) -> None:
+    """One that changed the file, or removed it: no commit's tree has it."""
+    simulated = Simulated(repository, tmp_path, stepping(8, 4))
+    setattr(simulated, what, range(1, 8))
+    folder, stored = simulated.begin()
+    with pytest.raises(StoreError, match=f"others than good and bad got: {BUILT} was '1', is {now}") as ended:
+        simulated.measure(folder, stored)
+    assert f"give --resume {folder}, or bisect anew" in str(ended.value)
+    assert not simulated.warmed
+    assert finished_blocks(folder)
+    assert not store.read(folder).skipped
+    setattr(simulated, what, ())  # brought back
+    assert resumed(simulated, folder).culprit == simulated.commits[3]
+
+
+def test_a_commit_that_has_a_built_file_itself_is_skipped(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / BUILT).touch()
+    simulated = Simulated(repository, tmp_path, stepping(8, 5), built=[4])
+    simulated.measure(*simulated.begin())
+    said = f"is skipped, it can't be measured: it has {BUILT} itself, which good and bad got by --overlay"
+    assert any(said in line for line in simulated.said)
+    assert simulated.commits[3] not in simulated.warmed
 
 
 def test_trials_without_a_value_do_not_count(repository: Path, tmp_path: Path) -> None:

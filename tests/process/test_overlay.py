@@ -4,11 +4,13 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.design import Arm, Ref
 from overlap_bench.harness.run import hosts, overlay
+from tests.support.made_blocks import manifest
 from tests.support.repositories import commit, files, fingerprint
 
 
@@ -43,6 +45,25 @@ def test_what_an_installation_built_and_git_ignores_is_laid_over_the_tree(
     assert laid == {f"{inside}served/{name}" for name in ("_C.so", "_version.py", "flash/_C.so")}
     assert (tree / inside / "served" / "core.py").read_text() == "1"
     assert (fingerprint(repository), fingerprint(site)) == before
+
+
+def test_the_tree_of_a_further_arm_gets_the_same_files(tmp_path: Path) -> None:
+    """`bench bisect` lays them over good and bad, and later over each commit between."""
+    first = commit(tmp_path, {"served.py": "1"}, "first")
+    for name in ("b.so", "a.so"):
+        (tmp_path / name).write_text(name)
+    good, bad, other = (
+        Arm(
+            name=name, engine="overlap", options=api.EngineOptions(), toggles={},
+            ref=Ref(repository=str(tmp_path), name="first", commit=first),
+        )
+        for name in ("good", "bad", "other")
+    )  # fmt: skip
+    design = msgspec.structs.replace(manifest().design, arms=(good, bad), overlay=("b.so", "*.so"))
+    with overlay.checked_out(design) as both, overlay.checked_out(design, [other]) as further:
+        assert [each.file for each in both.overlaid] == ["b.so", "a.so"]
+        assert further.overlaid == both.overlaid
+        assert (further.places["other"] / "a.so").read_text() == "a.so"
 
 
 def test_an_engine_whose_own_package_is_in_the_tree_drives_none(tmp_path: Path) -> None:

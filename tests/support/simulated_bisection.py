@@ -17,14 +17,16 @@ from overlap_bench.engines import api
 from overlap_bench.harness.analysis import bisection as analysis
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.run.events import Booting, Foreseen
+from overlap_bench.harness.run.hosts import Trees
 from overlap_bench.harness.store.bisection import BAD, GOOD, Bisection
-from overlap_bench.harness.store.manifest import ChangedCode
+from overlap_bench.harness.store.manifest import ChangedCode, Overlaid
 from overlap_bench.harness.store.tables import COLUMNS, whole
 from overlap_bench.harness.studies import bisect as study
 from tests.support.made_blocks import described
 from tests.support.repositories import commit
 
 COMMITS = 32  # after the first, in a repository that simulations share
+BUILT = "engine.so"
 ASKED = Request(engine="overlap", options={"pace": "3ms"})
 
 
@@ -52,6 +54,8 @@ class Simulated:
     failing: Sequence[int] = ()
     nothing: Sequence[int] = ()  # numbers of trials without a value
     hanging: Sequence[int] = ()  # places of commits that never come up
+    rebuilt: Sequence[int] = ()  # places before whose boots the built file of --overlay was changed
+    built: Sequence[int] = ()  # and of commits that have it themselves
     unused: bool = False  # whether no round runs what good and bad differ by
     unstopped: Sequence[int] = ()  # of trials after which an engine fails to stop
     kills: Sequence[int] = ()
@@ -110,7 +114,11 @@ class Simulated:
 
     @contextmanager
     def _trees(self, design: Any, arms: Any = None) -> Iterator[Any]:
-        yield SimpleNamespace(places={arm.name: self.folder for arm in arms or design.arms}, overlaid=[])
+        (place,) = (self._place(arm.ref.commit) for arm in arms) if arms else (0,)
+        laid = Overlaid(file=BUILT, sha256="2" if place in self.rebuilt else "1")
+        yield Trees(
+            {arm.name: self.folder for arm in arms or design.arms}, [] if place in self.built else [laid]
+        )
 
     def _discarded(self, session: Any, trees: Any, manifests: Any, left: int, observe: Any) -> Any:
         self._moment()
@@ -118,7 +126,8 @@ class Simulated:
         ran = {name: list[str]() for name in ("in_rounds", "at_boot", "unseen", "other", "used")}
         code = ChangedCode(functions=1, never=["engine.py: step"], counts=not self.unused, **ran)
         described_ = {GOOD: described(), BAD: described()}
-        return [msgspec.structs.replace(manifests[0], descriptions=described_, changed_code=code)]
+        found = {"descriptions": described_, "changed_code": code, "overlaid": trees.overlaid}
+        return [msgspec.structs.replace(manifests[0], **found)]
 
     def _warm_up(self, session: Any, design: Any, arm: Any, observe: Any) -> None:
         assert arm.name in session.places
