@@ -85,8 +85,8 @@ def probe() -> float:
 
 
 def probes() -> float:
-    """The least of several: while a neighbour computes on the same physical core, each of the 40 ms that one
-    takes is half as long again."""
+    """The least of several, each of about 0.1 s: while a neighbour computes on the same physical core, one
+    takes half as long again."""
     found = [probe()]
     for _ in range(PROBES - 1):
         sleep(APART_S)

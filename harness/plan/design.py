@@ -168,7 +168,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(
             description="Rounds of a trial in which the arms alternate every few steps (3 to 16, as many as "
-            "fit into 90 s; 3 or 8 with --max-minutes; of a gate 8; 0: none).",
+            "fit into 90 s; 3 or 8 with --max-minutes; of a gate 8, paced 5; 0: none).",
             extra={"flag": "--interleaved-rounds"},
         ),
     ] = 0

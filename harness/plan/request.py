@@ -144,7 +144,7 @@ class GateRequest(msgspec.Struct, frozen=True, kw_only=True):
         others = (run, self.base_ref, self.head_ref, self.on_undecided, self.plan, self.history)
         if self.calibrate and any(others):
             raise api.BadSetting(
-                "--calibrate measures what is installed against itself: leave out --run, --base-ref, "
+                "--calibrate measures what is installed against itself: leave out RUN, --base-ref, "
                 "--head-ref, --plan, --history and --on-undecided"
             )
         if self.plan is not None and run is not None:
