@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,7 +31,6 @@ from overlap_bench.engines.vllm.base import Active, VllmEngine, error_of, on_cpu
 from overlap_bench.engines.vllm.cores import leave_compute_core
 from overlap_bench.engines.vllm.gate import FINISH, GO, LOOK, Asked, Gate, died
 
-SHORT_S = 0.0002  # beside a step
 HOPS = 4  # of the loop, from an output in a request's queue to its event on its way
 
 
@@ -146,8 +144,8 @@ class AsyncLLMEngine(VllmEngine):
     def drain(self) -> None:
         while (asked := self._asks()) is not None and asked.begun:
             self._gate.let(FINISH)
-        while asked is None and self._gate.begun():  # of a request that has ended
-            time.sleep(SHORT_S)
+        if asked is None:
+            self._gate.finish()
         outputs = 0 if asked is None else asked.outputs
         asyncio.run_coroutine_threadsafe(self._saw(outputs), self._loop).result()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Client, Connection, Listener
@@ -22,6 +23,7 @@ from overlap_bench.engines.api import EngineError, RoundRecord
 from overlap_bench.engines.vllm.steps import Steps
 
 FOLLOW = ("initialization failed", "EngineDeadError")  # what is printed of the end of another process
+SHORT_S = 0.0002  # beside a step
 ADDRESS = "BENCH_VLLM_GATE"  # in the environment of the core
 BEGIN, END, GO, LOOK, FINISH = b"begin", b"end", b"go", b"look", b"finish"  # to a core that steps
 CLEAR, COLLECT, COUNT, PROFILE, DELAY = b"clear", b"collect", b"count", b"profile", b"delay"  # to its records
@@ -98,6 +100,21 @@ class Gate:
         with core_lives():
             self._steps.send_bytes(word)
         self.asked = None
+
+    def finish(self) -> None:
+        """Wait until the core has ended what it has begun, once every request has ended. It may ask once more
+        before that, for vLLM schedules a step to tell its workers of these ends: it would wait for ever."""
+        while self.begun():
+            if self.asked is not None or self._asks_now():
+                self.let(FINISH)
+            time.sleep(SHORT_S)
+
+    def _asks_now(self) -> bool:
+        with core_lives():
+            if not self._steps.poll():
+                return False
+        self.hear()
+        return True
 
     def end(self) -> None:
         """The core asks no more, and goes on where it waits."""

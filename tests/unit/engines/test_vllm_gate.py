@@ -89,6 +89,25 @@ def test_what_was_begun_is_finished_before_another_step_is_scheduled() -> None:
         assert step.result(PATIENCE_S) == GO
 
 
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_core_that_asks_with_a_step_in_flight_is_not_left_waiting_once_requests_have_ended(
+    heard: bool,
+) -> None:
+    """One step ahead: of the last request a step is in flight, and vLLM schedules once more."""
+    with opened() as (gate, core):
+        gate.begin()
+        core.steps.made(scheduled(old={"a": 1}), 1, 2)
+        step = core.next_step(begun=1)
+        assert select.select([gate], [], [], PATIENCE_S)[0]
+        if heard:
+            gate.hear()
+        finishing = ThreadPoolExecutor(1).submit(gate.finish)
+        assert step.result(PATIENCE_S) == FINISH
+        core.steps.finished(0, 3, 4)
+        finishing.result(PATIENCE_S)
+        assert gate.asked is None
+
+
 def test_a_core_that_waits_goes_on_when_turns_end_and_freely_from_then_on() -> None:
     with opened() as (gate, core):
         gate.begin()
