@@ -178,6 +178,14 @@ class OverlapEngine(Rounds):
         else:
             self._loop.end(request, "cancelled")
 
+    def begin_turns(self) -> None:
+        if self._tokenizing is not None:
+            self._tokenizing.in_turns = True
+
+    def end_turns(self) -> None:
+        if self._tokenizing is not None:
+            self._tokenizing.in_turns = False
+
     def run(self, pump: Callable[[float | None], bool]) -> None:
         name_thread("scheduler")
         if self._tokenizing is not None:

@@ -87,7 +87,8 @@ class Loop:
         batch = self.scheduler.schedule()
         if batch is None:
             self.recorder.end(SCHEDULE, NO_STEP, began)
-            self.recorder.forget(RECV, number)  # the step may come much later, after a wait
+            if self.in_flight is None:  # else it comes once that is processed
+                self.recorder.forget(RECV, number)  # the step may come much later, after a wait
             return None
         self.next_step += 1
         kind, tokens = batch.program.kind, batch.program.tokens

@@ -286,8 +286,9 @@ class Scheduler:
 
     def mix(self, decoding: Decoding, chunks: list[Chunk]) -> Batch:
         """One token of each that has grown, beside these parts of prompts."""
-        if not decoding.requests and all(count == request.context for request, count in chunks):
-            length = max(count for _, count in chunks)  # nothing to mix: whole prompts, and no others
+        length = max((count for _, count in chunks), default=0)
+        whole = not decoding.requests and all(count == request.context for request, count in chunks)
+        if whole and length * len(chunks) <= self.config.prefill_tokens:  # nothing to mix, and it has room
             requests = [request for request, _ in chunks]
             batch = prefill_batch(requests, length, self.tables, self.pool.block_size)
         else:

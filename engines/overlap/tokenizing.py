@@ -66,6 +66,8 @@ class Tokenizing:
         self._lock = Lock()
         self._stopped = False
         self.requests: set[int] = set()  # ids of those that are with the workers
+        self.in_turns = False  # all requests come before the first turn, which begins once they have ids
+        self._texts: list[Future[None]] = []  # that came since
         self._ranges = RangeLog("tokenizer", ("tokenize",))
         self._delay_ns = 0
         self._delayed: list[Future[int]] = []
@@ -73,7 +75,9 @@ class Tokenizing:
     def submit(self, request: Request, accepted_ns: int) -> None:
         """Queue a text for the workers; does not block."""
         self.requests.add(request.id)
-        self._pool.submit(self._work, request, accepted_ns)
+        work = self._pool.submit(self._work, request, accepted_ns)
+        if self.in_turns:
+            self._texts.append(work)
 
     def feeding(
         self, pump: Callable[[float | None], bool], take: Callable[[Tokenized], None]
@@ -82,6 +86,9 @@ class Tokenizing:
 
         def pump_and_take(timeout: float | None) -> bool:
             go_on = pump(timeout)
+            # Else the engine may seem to have nothing left to do, or tokenizes during the other one's turn.
+            while self._texts:
+                self._texts.pop().result()
             if self._delay_ns:
                 self._delayed.append(self._pool.submit(self._spend, self._delay_ns))
             if self._finished:

@@ -65,6 +65,7 @@ LOWEST = {
     "max_batch_size": 1,
     "prefill_max_batch_size": 1,
     "prefill_max_tokens": 1,
+    "chunk_tokens": 1,
     "stream_interval": 1,
     "block_size": 1,
     "num_blocks": 2,  # one takes the padding

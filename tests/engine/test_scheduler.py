@@ -12,6 +12,7 @@ from overlap_bench.engines.api import Request
 from overlap_bench.engines.overlap.batch import Batch
 from overlap_bench.engines.overlap.config import ModelConfig, bucket_sizes
 from overlap_bench.engines.overlap.kv_cache import BlockPool
+from overlap_bench.engines.overlap.programs import Mixed
 from overlap_bench.engines.overlap.request import Active
 from overlap_bench.engines.overlap.scheduler import Scheduler
 from overlap_bench.engines.overlap.toggles import accept, chunk, tables
@@ -365,6 +366,16 @@ def test_a_prompt_under_way_goes_on_before_another_begins_and_short_ones_share_a
         simulation.submit(Request(number, [number + 1] * length, 4))
     steps = [[(each.request.id) for each in simulation.scheduler.schedule().requests] for _ in range(3)]
     assert steps == [[0], [0, 1], [0, 1, 2, 3]], "4 + 4 tokens, padded; then those that decode, and the rest"
+
+
+def test_whole_prompts_that_no_prefill_has_room_for_are_a_mixed_step():
+    simulation = Simulation(batch=6, chunk_tokens=4096, prefill_batch=6, ahead=0)
+    most = simulation.scheduler.config.prefill_tokens
+    length = most // 4 + 1
+    for number in range(4):
+        simulation.submit(Request(number, [number + 1] * length, 1))
+    batch = simulation.scheduler.schedule()
+    assert (type(batch.program), len(batch.requests)) == (Mixed, 4)
 
 
 def test_a_batch_of_eight_steps_stops_at_each_requests_end_and_counts_what_came_after_it():

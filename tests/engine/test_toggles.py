@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -261,12 +262,18 @@ def test_drafts_that_are_kept_save_steps_and_no_token_is_another(device, who):
     assert given == 4 * 48
 
 
+def passed(passes: Counter[str], engine: api.Engine, events: list[api.Event]) -> None:
+    passes["pump"] += 1
+
+
 def test_only_counts_that_stay_on_the_device_let_the_next_step_be_launched_meanwhile(device):
     requests = [api.Request(number, [number + 1, 5, 6, 7], 24) for number in range(3)]
     ahead = {}
     for who in ("host", "device"):
-        settings = SPEC.check(INLINE | {"spec": "ngram", "accept": who})
-        _, _, record = serve(device, settings, requests, model="echo-gpt2")
+        settings, passes = SPEC.check(INLINE | {"spec": "ngram", "accept": who}), Counter()
+        count = partial(passed, passes)
+        _, _, record = serve(device, settings, requests, model="echo-gpt2", meanwhile=count)
+        assert passes["pump"] <= len(steps_of(record)) + 2  # a turn counts them for steps
         decodes = [step for step in steps_of(record) if api.STEP_KINDS[step["kind"]] == "decode"]
         ahead[who] = sum(
             second["launch.start"] < first["append.start"] for first, second in pairwise(decodes)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 
 import msgspec
 import pytest
@@ -76,6 +76,25 @@ def test_nothing_is_lost_and_a_result_wakes_the_loop(tokenizing: Tokenizing, tok
     }
     assert {each.accepted_ns for each in taken} == {7}
     assert not select.select([tokenizing.wake_fd], [], [], 0)[0]  # and it can sleep again
+
+
+def test_a_turn_begins_once_all_texts_have_ids(
+    monkeypatch: pytest.MonkeyPatch, tokenizing: Tokenizing
+) -> None:
+    """Else an engine with nothing else to do would take itself for done."""
+
+    def slow(tokenizer: Tokenizer, text: str) -> list[int]:
+        sleep(0.02)
+        return encode(tokenizer, text)
+
+    monkeypatch.setattr("overlap_bench.engines.overlap.tokenizing.encode", slow)
+    taken: list[Tokenized] = []
+    pump = tokenizing.feeding(lambda timeout: True, taken.append)
+    tokenizing.in_turns = True
+    for request in requests(6):
+        tokenizing.submit(request, 7)
+    pump(None)
+    assert len(taken) == 6
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -48,6 +48,9 @@ def overlap(loop: Loop, pump: Pump) -> None:
     prefill=consecutive-sync processes N before it launches N+1."""
     while loop.receive(pump, wait=loop.idle):
         current = loop.schedule()
+        if current is None and loop.in_flight is not None:  # accept=host, or blocks ran out
+            loop.settle()  # what it gave must be known first; in the same pass, for a turn counts passes
+            current = loop.schedule()
         previous = loop.before_launch(loop, loop.in_flight, current)
         if current is not None:
             loop.launch.submit(current)
