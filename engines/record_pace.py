@@ -389,7 +389,7 @@ def record(
     torch: Any, model: str, batches: Sequence[int], contexts: Sequence[int], tokens: Sequence[int]
 ) -> str:
     """The profile of this card and host, as text."""
-    shape, card, host_ns = shape_of(model), torch.cuda.get_device_name(), probe()
+    shape, card, host_ns = shape_of(model), torch.cuda.get_device_name(), probes()
     say(f"{card}, {model} in bfloat16; on the host, Python takes {host_ns / 1e3:.0f} us for the probe")
     stepped, prefilled, costs = measured(torch, shape, batches, contexts, tokens)
     torch.cuda.empty_cache()
@@ -484,6 +484,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.probe:
         print(probes())
         return 0
+    if asked.out is not None and asked.out.suffix != ".toml":
+        parser.error(f"--out {asked.out}: a pace is read from a file NAME.toml")
     if asked.vllm:
         print(
             json.dumps({"batches": vllm_ms(Path(asked.model), asked.vllm == "on", asked.batches)}), flush=True

@@ -62,6 +62,9 @@ class EngineSpec:
     # they hold nothing else, and None where it records none. With anything but "", a step has no part that is
     # the host's alone, and none is shown or judged.
     device_holds: str | None = ""
+    # By toggle, choices with which the host launches a step kernel by kernel: on a card the device time of a
+    # step, between two events, then also holds the gaps in which the card waits for the host.
+    eager: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def toggle(self, name: str) -> Toggle:
         """The toggle of that name; BadSetting offers the nearest one."""

@@ -26,6 +26,7 @@ SPEC = EngineSpec(
     samples=True,
     takes_turns=True,
     overlapping={name: each.OVERLAPPING for name, each in TOGGLES.items() if hasattr(each, "OVERLAPPING")},
+    eager={name: each.EAGER for name, each in TOGGLES.items() if hasattr(each, "EAGER")},
     composing=tuple(name for name, each in TOGGLES.items() if getattr(each, "COMPOSING", False)),
     paced={"model": "micro-gpt2", "device": "emulated"},  # which computes well before its time is up
     presets=tuple(PRESETS),

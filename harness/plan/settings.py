@@ -400,6 +400,8 @@ def complete(
             msgspec.structs.replace(arm, options=msgspec.structs.replace(arm.options, sampling=True))
             for arm in arms
         )
+    if scale == "cuda":
+        arms = tuple(_with_gaps(arm, engines[arm.engine]) for arm in arms)
     planned: dict[str, Any] = {
         "rounds": ROUNDS["paced" if arms[0].options.pace else scale],
         "secondaries": secondaries,
@@ -428,6 +430,14 @@ def complete(
     )
     design.check()
     return design
+
+
+def _with_gaps(arm: Arm, spec: api.EngineSpec) -> Arm:
+    """The arm of a card, with what its device times hold besides the device's work."""
+    gaps = any(arm.toggles.get(name) in choices for name, choices in spec.eager.items())
+    if not gaps or arm.device_holds != "":
+        return arm
+    return msgspec.structs.replace(arm, device_holds="the gaps between kernels that are launched one by one")
 
 
 def turns(

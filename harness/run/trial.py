@@ -333,9 +333,8 @@ def _round(
     session.begin(booted)
     start = readings.read(pids)
     done = session.load(booted, asked, workload.concurrency, workload.interval_ns, observe)
-    row = readings.between(start, readings.read(pids))
-    if gpu is not None:
-        row |= gpu.read(own)
+    card = {} if gpu is None else gpu.read(own)  # first: a card that is idle soon says nothing of its load
+    row = readings.between(start, readings.read(pids)) | card
     record = session.collect(booted)
     if all(done.data.errors):
         raise api.EngineError(f"{booted.arm.name} served no request: {done.data.errors[0]}")

@@ -128,6 +128,15 @@ def test_a_profile_is_written_as_it_is_read() -> None:
     assert tomllib.loads(toml("name", table)) == {"name": table}
 
 
+def test_a_file_that_no_pace_could_be_read_from_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        record_pace.main(["--out", "my-card"])
+    assert ended.value.code == 2
+    assert "--out my-card: a pace is read from a file NAME.toml" in capsys.readouterr().err
+
+
 def test_k_is_that_of_the_interpreter_that_runs_the_engine(tmp_path: Path) -> None:
     slow = tmp_path / "python"
     slow.write_text("#!/bin/sh\necho 25000\n")

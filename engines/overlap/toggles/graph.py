@@ -28,6 +28,7 @@ TOGGLE = Toggle(
     source="roseinfer (--cuda-graph)",
     counters=("captured_launches", "eager_launches", "kernel_commands"),
 )
+EAGER = ("off",)  # choices with which a card waits for the host between two kernels of a step
 
 
 def launch_eagerly(device: Device, programs: Sequence[str], shapes: Iterable[tuple[int, int]]) -> None:

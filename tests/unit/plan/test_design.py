@@ -124,10 +124,21 @@ def test_a_temperature_tells_both_engines_to_be_ready_for_it() -> None:
 
 def test_k_is_measured_once_and_stands_in_the_design_as_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = iter([2.0 * api.profiles()["llama3-8b-h100"].host_ns])
-    monkeypatch.setattr("overlap_bench.engines.pace._here", cache(lambda: next(measured)))
+    monkeypatch.setattr("overlap_bench.engines.pace._here", cache(lambda python: next(measured)))
     for options, both in (({"pace": "llama3-8b-h100*k"}, []), ({}, ["pace=llama3-8b-h100*k"])):
         found = made(variant="pinned", options=options, both=both)
         assert {arm.options.pace for arm in found.arms} == {"llama3-8b-h100*2"}
+
+
+def test_two_interpreters_run_beside_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = api.profiles()["llama3-8b-h100"].host_ns
+    monkeypatch.setattr("overlap_bench.engines.pace._here", {"/a": 2 * host, "/b": 3 * host}.get)
+    both = {"before": ["python=/a"], "after": ["python=/b"]}
+    found = made(engine="vllm", options={"pace": "llama3-8b-h100*k"}, **both)
+    assert [arm.options.pace for arm in found.arms] == ["llama3-8b-h100*2"] * 2
+    both["before"].append("pace=10ms")
+    both["after"].append("pace=10ms*k")
+    assert [arm.options.pace for arm in made(engine="vllm", **both).arms] == ["10ms", "10ms*3"]
 
 
 def test_a_pace_brings_what_vllm_chooses_on_a_card() -> None:
@@ -525,6 +536,17 @@ def test_no_part_of_a_step_is_the_hosts_where_device_times_hold_host_work(
                 check_metrics(msgspec.structs.replace(base, **declared))
             assert f"with engine {spec.name} {why}" in str(refused.value)
         check_metrics(msgspec.structs.replace(base, secondaries=(whole,)))
+
+
+@pytest.mark.parametrize(("device", "splits"), [("cuda", False), ("emulated", True)])
+def test_on_a_card_kernels_that_the_host_launches_one_by_one_hold_its_gaps(device: str, splits: bool) -> None:
+    def of(variant: str) -> Design:
+        return make_design(Request(variant=variant), ENGINES, VARIANTS, lambda: device)
+
+    found = of("cuda-graph")
+    assert [bool(arm.device_holds) for arm in found.arms] == [not splits, False]
+    assert found.splits_steps == splits
+    assert of("pinned-h2d").splits_steps
 
 
 def test_fractions() -> None:
