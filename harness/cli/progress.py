@@ -42,10 +42,12 @@ MUCH_STOLEN = 0.1  # of the CPU time, in a round: a change of some percent will 
 def on_stderr(folder: Path, design: Design) -> Iterator[Observer]:
     """Show a run's events while inside."""
     console = Console(stderr=True)
-    console.print(f"bench: writing to {folder}", soft_wrap=True)
+    console.print(f"bench: writing to {folder}", soft_wrap=True, markup=False)
 
     def say(line: str) -> None:
-        console.print(f"bench: {line}", soft_wrap=True)
+        console.print(
+            f"bench: {line}", soft_wrap=True, markup=False
+        )  # an engine's error may have [/brackets]
 
     if about := question(design):
         say(about)
@@ -66,7 +68,7 @@ def among_others(name: str) -> Callable[[Path, Design], AbstractContextManager[O
         console = Console(stderr=True)
 
         def say(line: str) -> None:
-            console.print(f"bench: {name}: {line}", soft_wrap=True)
+            console.print(f"bench: {name}: {line}", soft_wrap=True, markup=False)
 
         yield Display(design, say, plain=say)
 
@@ -186,7 +188,7 @@ class Display:
         self._first[self._arm] = tpot_ms
         if len(self._first) == len(self._design.arms):
             each = ", ".join(f"{arm} {ms:.2f} ms" for arm, ms in self._first.items())
-            self._say(f"a first look, at boots that do not count: a decode step takes {each}")
+            self._say(f"a first look, at boots that do not count: TPOT p50 {each}")
             self._first = None
 
     def _tell_stolen(self, stolen: float) -> None:

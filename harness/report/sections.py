@@ -53,7 +53,9 @@ def claimed(comparison: Comparison) -> str | None:
     ours = ", ".join(f"{name} {difference(row)} {interval(row)}".rstrip() for name, row in rows.items())
     # Else a number like the source's would be read as its confirmation.
     settled = any(row.excludes_zero for row in rows.values())
-    open_still = "" if settled else ": not confirmed, as every interval includes zero"
+    bounded = all(row.ci_low is not None for row in rows.values())
+    why = "every interval includes zero" if bounded else "one trial has no interval"
+    open_still = "" if settled else f": not confirmed, as {why}"
     where = "" if comparison.sliced is None else " in rounds"
     return f"Its source ({variant.source}) says: {variant.claim}. Here{where}: {ours}{open_still}."
 

@@ -128,13 +128,13 @@ def _levels(run: Run) -> pd.DataFrame:
 
 
 def _blocks(axes: Axes, rounds: pd.DataFrame) -> None:
-    """Every other trial shaded, and each named on the axis."""
+    """Every other trial shaded, and each named on the axis. A round without points keeps its place."""
     edges = rounds.groupby("trial")["place"].agg(["min", "max"])
     for index, (start, end) in enumerate(zip(edges["min"], edges["max"], strict=True)):
         if index % 2:
             axes.axvspan(start - 0.5, end + 0.5, color=style.BAND, lw=0)
     axes.set_xticks((edges["min"] + edges["max"]) / 2, [str(block) for block in edges.index])
-    axes.set_xlim(-0.5, len(rounds) - 0.5)
+    axes.set_xlim(-0.5, rounds["place"].max() + 0.5)
     axes.grid(False, axis="x")
     axes.tick_params(axis="x", length=0)
 

@@ -152,6 +152,23 @@ def test_an_engine_that_does_not_stamp_tokens_has_itl_by_chunk(tmp_path: Path) -
         figures.itl_over_time(run)
 
 
+def test_no_point_over_time_is_outside_of_the_picture(tmp_path: Path) -> None:
+    """Where one arm's tokens have no stamps, the places of its rounds stay empty."""
+    folder = Path(stored(tmp_path, "a", plan=manifest(2)))
+    for number in range(2):
+        path = tables.table_path(folder, number, "requests")
+        frame = pd.read_parquet(path)
+        of_arm = frame["arm"] == "before"
+        none = np.empty(0, dtype=np.int64)
+        frame["token_ns"] = [
+            none if skip else own for skip, own in zip(of_arm, frame["token_ns"], strict=True)
+        ]
+        frame.to_parquet(path)
+    axes = figures.itl_over_time(overlap_bench.load(folder)).axes[0]
+    drawn = [x for line in axes.get_lines() for x in line.get_xdata()]
+    assert max(drawn) < axes.get_xlim()[1]
+
+
 def test_names_from_a_run_are_not_taken_for_mathematics(tmp_path: Path) -> None:
     run = overlap_bench.load(stored(tmp_path, "a", 0.9, plan=manifest(2)))
     (found,) = run.result.comparisons

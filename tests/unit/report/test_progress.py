@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from overlap_bench.harness.cli.progress import MUCH_STOLEN, Display, question
+from overlap_bench.harness.cli.progress import MUCH_STOLEN, Display, on_stderr, question
 from overlap_bench.harness.run.events import (
     BlockBegun,
     BlockDone,
@@ -14,6 +14,7 @@ from overlap_bench.harness.run.events import (
     Foreseen,
     NodeDone,
     RoundBegun,
+    Said,
     SegmentBegun,
     SoFar,
 )
@@ -58,6 +59,16 @@ def test_a_run_with_minutes_says_no_more_time_than_they_leave() -> None:
     assert int(found[1]) <= 60  # and not 99 blocks' 1,188
 
 
+def test_what_an_engine_says_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """A bracket is no markup, which would swallow it, or end the run."""
+    said = "[/pytorch/pair.cc:534] Connection closed by peer; [enforce fail at alloc.cc:9]"
+    with on_stderr(Path("results[old]"), manifest().design) as heard:
+        heard(Said(said))
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "results[old]" in shown
+
+
 def test_that_every_arm_serves_is_told_once_and_only_of_boots_that_do_not_count() -> None:
     said = list[str]()
     display = Display(manifest().design, said.append)
@@ -65,9 +76,7 @@ def test_that_every_arm_serves_is_told_once_and_only_of_boots_that_do_not_count(
     for arm, tpot_ms in (("before", None), ("before", 3.4), ("after", 3.3), ("after", 3.2)):
         display(RoundBegun(-1, arm, -1))
         display(Progress(round_id=0, finished=3, total=32, tpot_ms=tpot_ms))
-    assert said == [
-        "a first look, at boots that do not count: a decode step takes before 3.40 ms, after 3.30 ms"
-    ]
+    assert said == ["a first look, at boots that do not count: TPOT p50 before 3.40 ms, after 3.30 ms"]
     other = Display(manifest().design, said.append)
     other(BlockBegun(-1, left=6))
     other(BlockDone(-1, 9.0))

@@ -86,6 +86,17 @@ def of_variant(name: str) -> Comparison:
     return msgspec.structs.replace(only, before=before, after=after)
 
 
+def test_one_trial_has_no_interval_that_could_include_zero() -> None:
+    only = of_variant("pinned-h2d")
+    row = only.metrics["tpot_ms_p50"]
+    alone = {"tpot_ms_p50": msgspec.structs.replace(row, ci_low=None, ci_high=None)}
+    said = sections.claimed(msgspec.structs.replace(only, metrics=alone))
+    assert (said or "").endswith("not confirmed, as one trial has no interval.")
+    wide = {"tpot_ms_p50": msgspec.structs.replace(row, ci_low=-0.1, ci_high=0.1)}
+    said = sections.claimed(msgspec.structs.replace(only, metrics=wide))
+    assert (said or "").endswith("not confirmed, as every interval includes zero.")
+
+
 def test_no_source_speaks_of_another_change() -> None:
     assert sections.claimed(of_variant("packed-h2d")) is None  # its source claims nothing
     assert sections.claimed(result(0.9).comparisons[0]) is None  # another engine's
