@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Self
 
@@ -212,9 +213,10 @@ class Paced(OfRun, frozen=True):
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
         for kind in sorted(each for each in run.device_kinds if each.startswith((PACED, HOST_PACED))):
-            name, stretched, k = kind.removeprefix(PACED).removeprefix(HOST_PACED).rpartition("*")
+            name, _, k = kind.removeprefix(PACED).removeprefix(HOST_PACED).rpartition("*")
             profile = api.profiles().get(name)
-            yield cls(kind, k if stretched else "", profile is not None and "host" in profile.assumed)
+            stretched = k if re.fullmatch(r"[\d.]+", k) else ""  # a formula may end with *tokens
+            yield cls(kind, stretched, profile is not None and "host" in profile.assumed)
 
 
 class SharedGPU(OfRun, frozen=True):

@@ -139,8 +139,11 @@ def comparison(
         adjusted = verdicts.holm(_family(effects, design.secondaries))
 
     offered = THROUGHPUTS if offered_load(design, per_block) else ()
-    apart = turns.disagreement(design, kept, alpha) if design.primary in definitions.OF_PAIRS else None
-    decided = decision.on_declared(design, effects, adjusted, alpha, offered, apart, manifest.never_ran)
+    names = (design.primary, *design.secondaries)
+    of_turns = [name for name in names if definitions.METRICS[name].of_turns and name in effects]
+    doubt = turns.disagreement(design, kept, alpha) if of_turns else None
+    apart = doubt if design.primary in definitions.OF_PAIRS else None
+    decided = decision.on_declared(design, effects, adjusted, alpha, offered, doubt, manifest.never_ran)
     rows = {
         name: msgspec.structs.replace(
             MetricRow.of_metric(name, per_arm[before.name], effects.get(name)),
@@ -151,6 +154,8 @@ def comparison(
     }
     verdict = decided.get(design.primary)
     warnings: list[Warning] = [] if apart is None else [verdict_warnings.Contradicted(apart)]
+    if doubt is not None and apart is None:
+        warnings.append(verdict_warnings.TurnsNotBelieved(tuple(of_turns), doubt))
     word = None if verdict is None or apart is not None else verdict.word
     without = _without_verdict(design, per_block)
     of_primary = _of_primary(manifest, deciding, values, effects, word, by_node)

@@ -14,8 +14,14 @@ from overlap_bench.harness.analysis import comparison, outputs, tail, words
 from overlap_bench.harness.analysis.arm_warnings import circumstances
 from overlap_bench.harness.analysis.mechanism import COUNTER
 from overlap_bench.harness.analysis.result import Comparison, Outputs
-from overlap_bench.harness.analysis.values import scale_of, series
-from overlap_bench.harness.analysis.verdict_warnings import FewRequests, OfVerdict, few_trials, of_order
+from overlap_bench.harness.analysis.values import counted, scale_of, series
+from overlap_bench.harness.analysis.verdict_warnings import (
+    Contradicted,
+    FewRequests,
+    OfVerdict,
+    few_trials,
+    of_order,
+)
 from overlap_bench.harness.analysis.warnings import Warning
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values, values_between
@@ -169,6 +175,8 @@ class Finished:
         found = self.values.get(name, {})
         if name in definitions.BETWEEN_ARMS and quantity.before != quantity.arm:
             between = [values_between(block.of, arms) for block in self.blocks]
+            # As the verdict on them: without disturbed trials, where others are enough.
+            between = [between[place] for place in counted(self.manifest.design, between, [name])]
             found = series({arm: [each[arm] for each in between] for arm in arms}, [name]).get(name, {})
         if quantity.before == quantity.arm or not all(arm in found for arm in arms):
             return None
@@ -277,7 +285,11 @@ def _warnings(plan: Plan, decided: Comparison | None, runs: Runs) -> list[Warnin
     where = first.boots, first.workload
     of_first = few_trials(runs[where].manifest.design, len(runs[where].blocks))
     if decided is not None:
-        of_first = [each for each in decided.warnings if isinstance(each, OfVerdict) and not each.settles]
+        of_first = [
+            each
+            for each in decided.warnings
+            if isinstance(each, Contradicted) or (isinstance(each, OfVerdict) and not each.settles)
+        ]
     said = [(where, [*of_first, *_few_requests(first, runs[where])])]
     for claim in others:
         run = runs[where := (claim.boots, claim.workload)]

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from overlap_bench.harness.analysis import turns
 from overlap_bench.harness.analysis.arm_warnings import circumstances
 from overlap_bench.harness.analysis.decision import CONTRADICTED
 from overlap_bench.harness.analysis.result import (
@@ -85,6 +86,8 @@ def of_run(
     left_out = [LeftOut(len(blocks) - len(deciding), len(blocks))] if len(deciding) < len(blocks) else []
     blocks, per_block = [blocks[each] for each in deciding], [per_block[each] for each in deciding]
     check_values(design, per_block, [design.primary], ratio=True)
+    if not doubts and design.primary in definitions.OF_PAIRS and (why := turns.disturbed(per_block)):
+        doubts = [Contradicted(why)]  # an arm's trials may be too few to leave out, and no pair's are
     values = measured(design, per_block)
     judged = {label(each.term): each.weights for each in declared(planned.factors, design.arms)}
     told = [

@@ -6,6 +6,7 @@ that of another night, which its times can't: the machine is another one, or in 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -62,8 +63,11 @@ def _setting(manifest: Manifest) -> str:
     """Gates of other settings have changes of their own; how many blocks there were is none of them, nor is
     which machine of the kind measured."""
     of = noise_floor.circumstances(manifest, 0)
+    # Each night measures another k, which is the machine's.
+    kind, pace = (re.sub(r"\*[\d.]+$", "", each or "") for each in (of.kind, of.options.pace))
+    options = msgspec.structs.replace(of.options, device=kind, pace=pace or None)
     arms = [(arm.toggles, arm.env) for arm in manifest.design.arms]
-    parts = (of.kind, of.engine, of.model, of.options, of.workload, of.method, arms)
+    parts = (kind, of.engine, of.model, options, of.workload, of.method, arms)
     return blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=8).hexdigest()
 
 

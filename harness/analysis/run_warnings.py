@@ -81,8 +81,17 @@ class Measured:
         known = column in self.rounds and self.rounds[column].notna().any()
         return float(np.nanmax(self.rounds[column])) if known else 0.0
 
-    def sum(self, column: str) -> int:
-        return int(self.rounds[column].sum()) if column in self.rounds else 0
+    def sum(self, column: str, arm: str = "") -> int:
+        """Of all rounds, or those of an arm."""
+        rounds = self.rounds[self.rounds["arm"] == arm] if arm else self.rounds
+        return int(rounds[column].sum()) if column in rounds else 0
+
+    def gathered(self) -> Iterator[tuple[str, int, int, int]]:
+        """Of each arm: its replies that came all at once, those in bursts, and all whose tokens count. Arm by
+        arm, as a proxy may stand before one alone."""
+        for arm in self.manifest.design.arms:
+            counted = sum(self.sum(name, arm.name) for name in self.rounds if name.startswith(COUNTED))
+            yield arm.name, self.sum(AT_ONCE, arm.name), self.sum(BURSTS, arm.name), counted
 
     def _joined(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """A table of all blocks; of all its columns, unless only some are wanted."""
@@ -268,26 +277,28 @@ class RecordsLost(OfRun, frozen=True):
 class AllAtOnce(OfRun, frozen=True):
     replies: int
     of_all: int
+    arm: str = "the run"
     usual = Severity.QUALIFIES
     says = (
-        "not streamed: {replies} of {of_all} replies came all at once, as through a proxy that "
+        "not streamed: {replies} of {of_all} replies of {arm} came all at once, as through a proxy that "
         "buffers, or from a server that does not stream; TTFT is then the latency, and TPOT and ITL "
         "mean nothing; ask the server itself, or turn the buffering off (nginx: proxy_buffering off)"
     )
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
-        replies = sum(run.sum(name) for name in run.rounds if name.startswith(COUNTED))
-        if (at_once := run.sum(AT_ONCE)) > GATHERED * replies:
-            yield cls(at_once, replies)
+        for arm, at_once, _, replies in run.gathered():
+            if at_once > GATHERED * replies:
+                yield cls(at_once, replies, arm)
 
 
 class InBursts(OfRun, frozen=True):
     replies: int
     of_all: int
+    arm: str = "the run"
     usual = Severity.QUALIFIES
     says = (
-        f"bursts: {{replies}} of {{of_all}} replies came in bursts of {BURST} chunks or more, as "
+        f"bursts: {{replies}} of {{of_all}} replies of {{arm}} came in bursts of {BURST} chunks or more, as "
         "through a proxy that buffers, or from speculative decoding; ITL is the time between "
         "bursts, and TTFT may include the wait for the first to fill; ask the server itself, or turn the "
         "buffering off"
@@ -295,10 +306,9 @@ class InBursts(OfRun, frozen=True):
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
-        replies = sum(run.sum(name) for name in run.rounds if name.startswith(COUNTED))
-        at_once, in_bursts = run.sum(AT_ONCE), run.sum(BURSTS)
-        if at_once <= GATHERED * replies < at_once + in_bursts:
-            yield cls(at_once + in_bursts, replies)
+        for arm, at_once, in_bursts, replies in run.gathered():
+            if at_once <= GATHERED * replies < at_once + in_bursts:
+                yield cls(at_once + in_bursts, replies, arm)
 
 
 class CountedByChunks(OfRun, frozen=True):

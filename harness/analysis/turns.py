@@ -40,14 +40,11 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
     the margin where turns find none. That both agree on the direction and not on the size is no
     contradiction: `of_size` tells it.
     """
-    disturbed = [slices.calm(each) for each in per_block if not slices.believed(each)]
     alpha = min(alpha, SURE)
     turns = _effect(design, per_block, alpha, SLICED)
-    if disturbed and not (turns is not None and _beyond_sharing(turns)):
-        return (
-            f"other processes used the cores in {1 - min(disturbed):.0%} of a trial's turns; the "
-            "others are too few to decide by; stop these processes, or give the run more time (--max-minutes)"
-        )
+    why = disturbed(per_block)
+    if why is not None and not (turns is not None and _beyond_sharing(turns)):
+        return why
     if (apart := _apart(design, per_block, alpha, DRAINED)) is not None:
         return (
             f"an arm leaves work undone at the end of its turn; with that work ({DRAINED}), the change "
@@ -68,6 +65,17 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
             f"disturbs the machine; run bench doctor, or judge by --primary {told}"
         )
     return None
+
+
+def disturbed(per_block: Sequence[Values]) -> str | None:
+    """Why these blocks decide nothing by turns, where too few turns of one were undisturbed; None else."""
+    shares = [slices.calm(each) for each in per_block if not slices.believed(each)]
+    if not shares:
+        return None
+    return (
+        f"other processes used the cores in {1 - min(shares):.0%} of a trial's turns; the others are too few "
+        "to decide by; stop these processes, or give the run more time (--max-minutes)"
+    )
 
 
 def of_size(design: Design, per_block: Sequence[Values], alpha: float) -> list[Warning]:

@@ -143,6 +143,17 @@ class Contradicted(OfVerdict, frozen=True):
     says = f"{UNDECIDED}: {{why}}"
 
 
+class TurnsNotBelieved(OfVerdict, frozen=True):
+    """The primary is not of turns, and has its verdict."""
+
+    metrics: tuple[str, ...]
+    why: str
+    usual = Severity.QUALIFIES
+
+    def sentence(self) -> str:
+        return f"{', '.join(self.metrics)} undecided: {self.why}"
+
+
 class LeftOut(OfVerdict, frozen=True):
     trials: int
     all_trials: int
@@ -271,7 +282,7 @@ def of_order(
     if found is None:
         yield OneOrder("second")
     else:
-        left = f"not every order was drawn as often, so {percent(found.left)} of the change is this effect"
+        left = f"given the orders that were drawn, it adds {percent(found.left)} to the change"
         yield from _position(found, "second", left, judged and found.weakens(margin))
     if checks.sign_flip_disagrees(differences):
         yield SignFlip((("", checks.sign_flip(differences)),))
@@ -296,7 +307,7 @@ def of_order_of_factorial(
     else:
         share = max(abs(float(places.mean(axis=0) @ weights)) for weights in judged.values())
         found = replace(found, left=share * abs(found.change))
-        left = f"not every order was drawn as often, so up to {found.left:.2%} of an effect is this"
+        left = f"given the orders that were drawn, it adds up to {found.left:.2%} to an effect"
         yield from _position(found, "last", left, found.weakens(design.margin))
     disagree = tuple(
         (name, checks.sign_flip(logs @ weights))

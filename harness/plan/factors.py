@@ -44,7 +44,9 @@ def make_factorial(
         name = name_of(setting, factors)
         reason = meaningless(spec, {**chosen, **setting})
         if reason is None:
-            arms.append(make_arm(engines, name, engine, request.options, {**chosen, **setting}, changes))
+            asked = {**changes, **given, **setting}  # what a pace brings with it leaves these alone
+            python = changes.get("python")
+            arms.append(make_arm(engines, name, engine, request.options, chosen, asked, python))
         else:
             left_out.append(LeftOut(name=name, reason=reason))
     check_varied(factors, arms, left_out)

@@ -99,9 +99,11 @@ def make_arm(
     options: Mapping[str, object],
     toggles: Mapping[str, str],
     changes: Mapping[str, str],
+    measures_k: str | None = None,
 ) -> Arm:
     """One arm from its engine, options and toggles, with `changes` (a toggle, an engine option, `engine`,
-    `python`, `patch`, `env.NAME`) made to it."""
+    `python`, `patch`, `env.NAME`) made to it. `measures_k`: the interpreter that measures a pace's k (this
+    one); it is started at once, so never one that a file names which nobody has trusted yet."""
     spec = api.pick(changes.get("engine", engine), engines, "engine")
     fields = msgspec.structs.fields(api.EngineOptions)
     options_by_name = {field.name: field for field in fields if field.name not in PLANTED}
@@ -128,7 +130,7 @@ def make_arm(
     full = spec.check(new_toggles)
     if spec.setting("url") is not None:
         _check_server(name, full)
-    made = make_options(spec, new_options, changes.get("python"))
+    made = make_options(spec, new_options, measures_k)
     spec.check_model(made.model)
     patch = None
     if "patch" in changes:
@@ -163,9 +165,9 @@ def _check_server(arm: str, settings: Mapping[str, str]) -> None:
 
 
 def make_options(
-    spec: api.EngineSpec, values: Mapping[str, object], python: str | None = None
+    spec: api.EngineSpec, values: Mapping[str, object], measures_k: str | None = None
 ) -> api.EngineOptions:
-    """Options of this engine from a mapping by their names. `python`: what runs it, and measures k."""
+    """Options of this engine from a mapping by their names."""
     if values.get("pace"):
         if spec.paced is None:
             raise api.BadSetting(f"engine {spec.name} has no device with a pace: leave pace out")
@@ -181,7 +183,7 @@ def make_options(
     ):
         api.pick(value, dict.fromkeys(known), name)
     if options.pace:
-        options = msgspec.structs.replace(options, pace=api.settle(options.pace, python))
+        options = msgspec.structs.replace(options, pace=api.settle(options.pace, measures_k))
         if options.device == "cuda":
             raise api.BadSetting("pace is for the emulated device only: a card has its own; leave it out")
     for name, lowest in LOWEST.items():
@@ -306,10 +308,10 @@ def make_design(
             {**pair.options, **side, **request.options},
             start,
             {**both, **changes},
+            {**both, **before}.get("python"),  # of both arms: there is one device
         )
         for (name, changes), start, side in zip(sides.items(), starts, of_sides, strict=False)
     )
-    arms = _on_one_device(arms)
     if request.against_itself:
         arms = (arms[0], msgspec.structs.replace(arms[0], name="after"))
     if request.refs is not None:
@@ -331,19 +333,6 @@ def make_design(
         secondaries=_secondaries(request, pair),
         usual="" if _is_changed(request) else pair.primary,
     )
-
-
-def _on_one_device(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
-    """The arms, with the first one's k where two interpreters have measured one each: there is one device."""
-    first = arms[0]
-
-    def same(arm: Arm) -> Arm:
-        one, other = (each.options.pace or "" for each in (first, arm))
-        if first.python == arm.python or one.rpartition("*")[0] != other.rpartition("*")[0]:
-            return arm
-        return msgspec.structs.replace(arm, options=msgspec.structs.replace(arm.options, pace=one or None))
-
-    return tuple(map(same, arms))
 
 
 def _is_changed(request: Request) -> bool:

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 
 import overlap_bench
 from overlap_bench.engines import api
+from overlap_bench.engines.vllm import SPEC as VLLM
 from overlap_bench.harness.analysis import comparison, factorial
 from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.analysis.result import FactorialResult, Result
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.definitions import PAIRS, SLICED, UNDISTURBED
+from overlap_bench.harness.plan.factors import make_factorial
+from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.report import factorial_tables, formats, page
 from overlap_bench.harness.stats import contrasts, paired, verdicts
 from overlap_bench.harness.store.manifest import Manifest, read_manifest
@@ -37,6 +40,7 @@ from tests.support.made_runs import (
 from tests.support.refusals import refusal
 
 sizes = st.floats(-0.3, 0.3)
+DECIDED = {"primary": "tpot_ms_p50"}
 
 
 def corners(count: int) -> contrasts.Floats:
@@ -178,6 +182,13 @@ def test_levels_can_be_named_and_the_rest_set() -> None:
     assert {arm.toggles["schedule"] for arm in found.arms} == {"serial"}  # its first choice, as ever
 
 
+def test_what_was_asked_for_stands_before_what_a_pace_brings_with_it() -> None:
+    asked = Request(engine="vllm", both=("enforce_eager=on",), options={"pace": "10ms"}, design=DECIDED)
+    found = make_factorial(asked, "async_scheduling,chunked_prefill", {"vllm": VLLM}, lambda: "emulated")
+    assert {arm.toggles["enforce_eager"] for arm in found.arms} == {"on"}
+    assert len({arm.toggles["chunked_prefill"] for arm in found.arms}) == 2
+
+
 def test_settings_that_mean_nothing_are_left_out_with_the_reason() -> None:
     found = factorial_design("schedule,output=inline:deferred,h2d")
     assert len(found.arms) == 6
@@ -286,7 +297,7 @@ def test_position_and_drift_are_checked() -> None:
         assert word not in quiet
     told = moved(place=0.02)
     assert "position effect: running last makes an arm's time differ by +2." in told
-    assert "so up to 0." in told
+    assert "it adds up to 0." in told
     assert "so the verdict is weaker than it looks" in moved(place=0.2)
     assert "drift: the times of all arms changed by +5." in moved(drift=0.01)
     one_order = msgspec.structs.replace(planned_factorial("h2d,output"), orders=[[0, 1, 2, 3]] * 6)

@@ -65,6 +65,9 @@ def test_k_is_shown_with_what_is_assumed_of_the_host() -> None:
             in told
         )
         assert ("whose speed is assumed" in told) == assumed
+    formula = "decode=10ms+0.05ms*batch,prefill=80us*tokens"
+    told = warnings(comparison.result(on_device(kind=f"emulated, paced: {formula}"), blocks(1.0)))
+    assert "device times come from --pace, host times" in told
 
 
 def test_a_rewriting_of_ours_and_code_that_was_not_built_stand_below_the_verdict() -> None:
@@ -206,10 +209,10 @@ def test_a_gpu_that_nothing_is_known_of_is_told() -> None:
             {"requests_counted_by_chunks": [12.0, np.nan]},  # a counter of one arm
             "token count missing: for 72 requests the server gave no count",
         ),
-        ({"replies_at_once": [3.0, np.nan]}, "not streamed: 18 of 24 replies came all at once"),
+        ({"replies_at_once": [3.0, np.nan]}, "not streamed: 18 of 24 replies of before came all at once"),
         (
             {"replies_at_once": [1.0, np.nan], "replies_in_bursts": [2.0, np.nan]},
-            "bursts: 18 of 24 replies came in bursts of 4",
+            "bursts: 18 of 24 replies of before came in bursts of 4",
         ),
         (
             {"tokens_not_streamed": [60.0, np.nan], "requests_not_all_streamed": [2.0, np.nan]},
@@ -220,6 +223,14 @@ def test_a_gpu_that_nothing_is_known_of_is_told() -> None:
             "token count too high: in 24 requests the server counts more tokens",
         ),
         ({"requests_counted_by_usage": [4.0, 4.0], "replies_at_once": [2.0, 2.0]}, ""),  # here and there
+        (  # a proxy before one arm alone
+            {"requests_counted_by_usage": [4.0, 4.0], "replies_at_once": [0.0, 4.0]},
+            "not streamed: 24 of 24 replies of after came all at once",
+        ),
+        (
+            {"requests_counted_by_usage": [4.0, 4.0], "replies_in_bursts": [4.0, 0.0]},
+            "bursts: 24 of 24 replies of before came in bursts of 4",
+        ),
     ],
 )
 def test_what_an_engine_counted_that_misleads_is_told(counted: dict[str, list[float]], said: str) -> None:
@@ -265,6 +276,7 @@ def test_reads_that_are_late_by_a_good_part_of_a_gap_are_told_of() -> None:
     ("after_first", "said"),
     [
         ([True, False] * 3, "position effect: running second makes an arm's time differ by +2.0%"),
+        ([True, False] * 3, "given the orders that were drawn, it adds "),
         ([True, False, False] * 2, "more than half the margin, so the verdict is weaker"),
     ],
 )

@@ -18,7 +18,7 @@ from overlap_bench.harness.report import gate_tables
 from overlap_bench.harness.stats.change_points import SHORTEST
 from overlap_bench.harness.store.files import read_json_lines, write_json_lines
 from overlap_bench.harness.store.manifest import Manifest
-from tests.support.made_blocks import blocks, manifest
+from tests.support.made_blocks import blocks, described, manifest
 
 TPOT, RATE = "tpot_ms_p50", "throughput_tok_s"
 
@@ -78,6 +78,25 @@ def test_gates_of_another_setting_or_base_are_another_history(other: dict[str, s
     gates = [msgspec.structs.replace(each, **other) for each in nights(40, 20, 0.02)[20:]]
     found = history.history_of([*nights(40, 20, 0.02)[:20], *gates])
     assert (found.gates, found.moved) == (20, [])
+
+
+def test_each_night_measures_another_k_and_the_history_is_one() -> None:
+    def setting(pace: str) -> str:
+        plan = manifest()
+        options = msgspec.structs.replace(plan.design.arms[0].options, pace=pace)
+        arms = tuple(msgspec.structs.replace(arm, options=options) for arm in plan.design.arms)
+        device = msgspec.structs.replace(described(), device={"kind": f"paced: {pace}", "name": "x"})
+        return history._setting(
+            msgspec.structs.replace(
+                plan,
+                design=msgspec.structs.replace(plan.design, arms=arms),
+                descriptions=dict.fromkeys(plan.descriptions, device),
+            )
+        )
+
+    assert setting("llama3-8b-h100*2.31") == setting("llama3-8b-h100*2.29")
+    assert setting("llama3-8b-h100*2.31") != setting("10ms")
+    assert setting("decode=1ms,prefill=80us*tokens") != setting("decode=1ms,prefill=80us")
 
 
 def test_a_change_that_came_with_other_machines_says_so() -> None:

@@ -122,6 +122,20 @@ def test_no_metric_of_turns_is_judged_where_turns_are_not_believed() -> None:
     assert judged == {SLICED: "undecided", SLICED_SAME_DEVICE: "undecided", "tpot_ms_p50": "slower"}
 
 
+def test_a_secondary_of_turns_is_not_judged_either_and_the_primary_of_rounds_is() -> None:
+    plan = manifest(blocks=6, primary="tpot_ms_p50", secondaries=(SLICED,))
+    measured = [
+        {arm: {**of, "tpot_ms_p50": of[SLICED]} for arm, of in each.items()} for each in beside_others(5, 0.0)
+    ]
+    for each in measured:
+        each["after"] |= {name: 1.1 * each["after"][name] for name in (SLICED, "tpot_ms_p50")}
+    found = comparison.comparison(plan, made_blocks.blocks(1.0, 6), measured)
+    assert found.verdict is not None
+    assert found.verdict.word == "slower"
+    assert found.metrics[SLICED].verdict == "undecided"
+    assert any(line.startswith("decode_step_ms undecided: other processes used") for line in warned(found))
+
+
 def test_a_run_that_may_stop_goes_on_while_turns_are_not_believed() -> None:
     design = manifest(blocks=20, primary=SLICED, until=until_decided(20)).design
     clear = [{arm: dict(of) for arm, of in each.items()} for each in blocks(0.1, 0.1, 0.1) * 2]
@@ -274,3 +288,14 @@ def test_a_claim_in_turns_is_a_change_between_its_own_two_arms() -> None:
     matched = run.effect(Quantity(change=turns.OF_ROUNDS, before="before", arm="after"))
     assert matched.change == pytest.approx(-0.03, abs=0.002)
     assert run.effect(Quantity(change=SLICED, before="before", arm="before")) is None
+
+
+def test_a_claim_in_turns_counts_the_trials_that_its_verdict_counts() -> None:
+    measured = [*made(-0.05, -0.05), *made(-0.05, -0.05), *made(3.0, -0.05)][: 2 * BLOCKS + 1]
+    measured = [Block(number, each.tables) for number, each in enumerate(measured)]
+    table = measured[-1].tables["slices"]
+    measured[-1].tables["slices"] = table.assign(others_ns=table["turn_ns"] * table["steps"])
+    plan = manifest(primary=SLICED, turn_steps=4)
+    run = Finished(plan, measured, [block_values(plan.design, each) for each in measured])
+    effect = run.effect(Quantity(change=SLICED, before="before", arm="after"))
+    assert (effect.blocks, effect.change) == (2 * BLOCKS, pytest.approx(-0.05, abs=0.002))
