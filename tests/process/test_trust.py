@@ -225,6 +225,20 @@ def _toml(folder: Path, program: Path) -> str:
     return "experiment run theirs.toml"
 
 
+def _paced(folder: Path, program: Path) -> str:
+    """Whose k nobody measures by an interpreter that the file names."""
+    text, _, rest = EXPERIMENT.partition("[boots.b.arms.before]")
+    _, _, rest = rest.partition("[boots.b.workloads]")
+    own = f'engine = "overlap"\ntoggles = {{ python = "{program}", "env.X" = "NAME" }}\n'
+    arms = "".join(f"[boots.b.arms.{name}]\n{own.replace('NAME', name)}" for name in ("before", "after"))
+    text = text.replace("trials = 4\n", 'trials = 4\noptions = { pace = "10ms*k" }\n')
+    workload = rest.replace(
+        'pretok = false, num_requests = 1, prompts = "/nowhere/diary"', "num_requests = 1"
+    )
+    (folder / "theirs.toml").write_text(f"{text}{arms}[boots.b.workloads]{workload}")
+    return "experiment run theirs.toml"
+
+
 def _experiment(folder: Path, program: Path) -> str:
     _toml(folder, program)
     kept = experiment.Kept(
@@ -237,7 +251,7 @@ def _experiment(folder: Path, program: Path) -> str:
     return "experiment run --resume theirs"
 
 
-@pytest.mark.parametrize("make", [_factorial, _sweep, _toml, _experiment])
+@pytest.mark.parametrize("make", [_factorial, _sweep, _toml, _paced, _experiment])
 def test_nothing_is_started_for_a_strangers(
     environment: dict[str, str], tmp_path: Path, make: Callable[[Path, Path], str]
 ) -> None:
