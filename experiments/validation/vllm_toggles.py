@@ -32,7 +32,7 @@ from overlap_bench.harness.analysis import sensitivity
 from overlap_bench.harness.metrics.definitions import SLICED, phase_in_turns
 from overlap_bench.harness.report.page import markdown_page
 
-MINUTES = 3  # of a variant's run
+MINUTES, MOST = 3, 7  # of a variant's run; at batch 256 a trial takes more than a minute
 
 
 def wanted() -> Iterator[str]:
@@ -66,7 +66,7 @@ def command(cell: str, python: str, out: Path) -> list[str]:
     what = (
         ["sensitivity", "--engine", "vllm", "--set", "multiprocessing=off"]
         if name == "slope"
-        else ["run", "--variant", name, "--max-minutes", str(MINUTES), "--format", "json"]
+        else ["run", "--variant", name, "--max-minutes", str(MOST if batch == "256" else MINUTES), "--format", "json"]
     )
     return [sys.executable, "-m", "overlap_bench", *what, *at, "--out", str(out)]
 
