@@ -63,10 +63,11 @@ def command(cell: str, python: str, out: Path) -> list[str]:
     at += ["--max-batch-size", batch, "--max-new-tokens", "64", "--set", f"python={python}"]
     if name == "slope" or judgement.modes(variants()[name]) == MODES:
         at += ["--set", f"async_scheduling={mode}"]
+    minutes = str(MOST if batch == "256" else MINUTES)
     what = (
         ["sensitivity", "--engine", "vllm", "--set", "multiprocessing=off"]
         if name == "slope"
-        else ["run", "--variant", name, "--max-minutes", str(MOST if batch == "256" else MINUTES), "--format", "json"]
+        else ["run", "--variant", name, "--max-minutes", minutes, "--format", "json"]
     )
     return [sys.executable, "-m", "overlap_bench", *what, *at, "--out", str(out)]
 
