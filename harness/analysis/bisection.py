@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from overlap_bench.harness.analysis.values import block_values
+from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.stats import bisection
 from overlap_bench.harness.stats.bisection import Ends, Posterior, Trial
 from overlap_bench.harness.stats.distributions import t_quantile
@@ -76,6 +77,7 @@ class Bisected(msgspec.Struct, frozen=True, kw_only=True):
     unusable: int  # trials without a value, as where too few turns have a partner
     minutes: float
     foretold: Foretold | None
+    disturbed: int = 0  # trials in most of whose turns other processes used the cores
 
 
 def trials_of(folder: Path, stored: Bisection) -> list[Trial | None]:
@@ -94,7 +96,8 @@ def trial_of(stored: Bisection, block: Block) -> Trial | None:
     if not all(isfinite(each) and each > 0 for each in of_arm.values()):
         return None
     good = of_arm[GOOD]
-    return Trial(place, log(of_arm[BAD] / good), log(of_arm[str(arms[0])] / good) if arms else 0.0)
+    change = log(of_arm[str(arms[0])] / good) if arms else 0.0
+    return Trial(place, log(of_arm[BAD] / good), change, slices.believed(values))
 
 
 def ends_of(stored: Bisection, trials: Sequence[Trial]) -> Ends:
@@ -150,6 +153,7 @@ def result(stored: Bisection, measured: Sequence[Trial | None], better: str) -> 
         sd=_sd(effects),
         trials=len(measured),
         unusable=len(measured) - len(trials),
+        disturbed=sum(not each.calm for each in trials),
         minutes=stored.spent_s / 60,
         foretold=stored.foretold,
     )

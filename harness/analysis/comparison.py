@@ -142,7 +142,7 @@ def comparison(
     names = (design.primary, *design.secondaries)
     of_turns = [name for name in names if definitions.METRICS[name].of_turns and name in effects]
     doubt = turns.disagreement(design, kept, alpha) if of_turns else None
-    apart = doubt if design.primary in definitions.OF_PAIRS else None
+    apart = doubt if design.primary in of_turns else None
     decided = decision.on_declared(design, effects, adjusted, alpha, offered, doubt, manifest.never_ran)
     rows = {
         name: msgspec.structs.replace(

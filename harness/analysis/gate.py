@@ -165,9 +165,11 @@ def result_of(
     apart: str | None = None,
     unplanned: Sequence[str] = (),
     seconds: float | None = None,
+    believed: Mapping[str, Judged] | None = None,
 ) -> GateResult:
     """What a gate says in the end. `failing` is what more_failed says, `promised` as in Outputs.fail, `apart`
-    why the metric of turns can't be believed; `seconds`: what a block took."""
+    why some metrics can't be believed, as those of turns, and `believed` those that can all the same;
+    `seconds`: what a block took."""
     (before, old), (after, new) = comparison.failures.items()
     failed = (
         f"{new.failed} of {new.requests} requests failed in {after}, "
@@ -179,10 +181,11 @@ def result_of(
     doubts = [f"{failed}: too few trials to tell it from chance"] if failing == "undecided" else []
     doubts += [] if apart is None else [apart]
     said = overall(judged)
+    sure = bool(faults) or overall(believed or {}) == "fail"
     worst = [None if each.remark == OFFERED else each.worst for each in judged.values()]
     failed_to = [each.fails_to for each in judged.values() if each.fails_to is not None]
     return GateResult(
-        verdict="fail" if faults else "undecided" if apart or (doubts and said == "pass") else said,
+        verdict="fail" if sure else "undecided" if apart or (doubts and said == "pass") else said,
         faults=faults,
         doubts=doubts,
         unplanned=list(unplanned),

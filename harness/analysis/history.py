@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -78,15 +78,15 @@ def added(past: Sequence[Remembered], this: Remembered) -> list[Remembered]:
 
 def history_of(gates: Sequence[Remembered]) -> History:
     """What the gates of the last one's setting and base say together of its metrics."""
-    return _history(_alike(gates))
+    return _history(_alike(gates), gates[-1].changes)
 
 
 def found_now(gates: Sequence[Remembered]) -> list[Moved]:
     """The last change for the worse of each metric of which the gates before this one showed fewer: one whose
     place moves by a night is the same one still."""
     alike = _alike(gates)
-    now = _worse(alike)
-    known = Counter(each.metric for each in _worse(alike[:-1]))
+    now = _worse(alike, gates[-1].changes)
+    known = Counter(each.metric for each in _worse(alike[:-1], gates[-1].changes))
     counted = Counter(each.metric for each in now)
     last = {each.metric: each for each in now}
     return [each for name, each in last.items() if counted[name] > known[name]]
@@ -97,7 +97,7 @@ def span(gates: Sequence[Remembered]) -> tuple[str, str, str] | None:
     NEAR gates more on either side. None where they show none."""
     alike = _alike(gates) if gates else []
     found = []
-    for each in _worse(alike):
+    for each in _worse(alike, dict.fromkeys(name for gate in alike for name in gate.changes)):
         having = [gate for gate in alike if each.metric in gate.changes]
         at = [(gate.head, gate.created) for gate in having].index((each.first, each.when))
         last, first = max(0, at - 1 - NEAR), min(len(having) - 1, at + NEAR)
@@ -110,14 +110,15 @@ def _alike(gates: Sequence[Remembered]) -> list[Remembered]:
     return [each for each in gates if (each.setting, each.base) == (last.setting, last.base)]
 
 
-def _worse(alike: Sequence[Remembered]) -> list[Moved]:
-    return [each for each in _history(alike).moved if each.worse] if alike else []
+def _worse(alike: Sequence[Remembered], names: Iterable[str]) -> list[Moved]:
+    return [each for each in _history(alike, names).moved if each.worse] if alike else []
 
 
-def _history(alike: Sequence[Remembered]) -> History:
+def _history(alike: Sequence[Remembered], names: Iterable[str]) -> History:
+    """Of these metrics; a gate may be of others, as where each metric has a gate of its own."""
     spread: dict[str, float | None] = {}
     moved: list[Moved] = []
-    for name in alike[-1].changes:
+    for name in names:
         having = [each for each in alike if name in each.changes]
         values = [float(np.log1p(each.changes[name])) for each in having]
         points = change_points(values)

@@ -205,8 +205,8 @@ def _phase(name: str, us: float, knee: Knee, step_us: float, means: Floats) -> P
 
 
 def saving(phase: Phase, us: float) -> Saving:
-    """What is hidden gains nothing; else the phase's slope times what it gets shorter."""
-    felt = 1.0 if phase.gain_most else 0.0
+    """What is hidden gains nothing; else the phase's slope times what it gets shorter, all of it at most."""
+    felt, us = 1.0 if phase.gain_most else 0.0, min(us, phase.us)
     return Saving(
         phase=phase.phase,
         us=us,

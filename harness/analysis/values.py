@@ -84,7 +84,7 @@ def counted(design: Design, per_block: Sequence[Values], names: Sequence[str]) -
     so this chooses no result. The blocks that are left out would bend the interval: an arm may suffer more
     from a neighbour than the change is worth (experiments/validation/simulated_turns.py)."""
     everything = [*range(len(per_block))]
-    if not any(name in definitions.OF_PAIRS for name in names):
+    if not any(definitions.METRICS[name].of_turns for name in names):
         return everything
     calm = [place for place in everything if slices.believed(per_block[place])]
     return calm if len(calm) >= FEWEST_CALM else everything
@@ -188,7 +188,7 @@ def doubted(design: Design, per_block: Sequence[Values]) -> str | None:
     speaks against them, or where they do not decide."""
     from overlap_bench.harness.analysis import turns
 
-    if not any(name in definitions.OF_PAIRS for name in design.gated):
+    if not any(definitions.METRICS[name].of_turns for name in design.gated):
         return None
     deciding = [per_block[place] for place in counted(design, per_block, design.gated)]
     return turns.disagreement(design, deciding, design.alpha(len(per_block)))

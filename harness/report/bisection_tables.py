@@ -42,6 +42,11 @@ def page(found: Bisected) -> Page:
         skipped.append(
             f"{found.unusable} trials had no value, as where too few turns have a partner: not counted"
         )
+    if found.disturbed:
+        skipped.append(
+            f"disturbed trials: in {found.disturbed} of {found.trials} trials, other processes used the "
+            "cores during most turns; the change may be theirs; stop them, and bisect again"
+        )
     return Page(conclusion(found), lines(found), (*tables, commit_table(found)), skipped)
 
 

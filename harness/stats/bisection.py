@@ -58,11 +58,13 @@ FORETOLD = 25  # searches
 @dataclass(frozen=True, slots=True)
 class Trial:
     """`commit`: its place among those after good, 1 to n - 1 of n with bad as the last; 0 where the trial
-    was of good and bad alone. `effect` is log(bad / good), `change` log(commit / good)."""
+    was of good and bad alone. `effect` is log(bad / good), `change` log(commit / good). `calm`: other work
+    hardly disturbed it; it counts all the same."""
 
     commit: int
     effect: float
     change: float = 0.0
+    calm: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from overlap_bench.harness.stats.paired import half_width
 
 Floats = NDArray[np.float64]
 HIDDEN = 0.3  # a slope beyond the best knee that is below this is no knee
+PARTLY = 0.05  # and a slope over all delays that is surely above this hides not all of them
 BESIDE = 0.1  # of what the largest delay is beyond the knee, what another one has to be
 TRIMMED = 0.2  # of the costs of one size, at each end
 
@@ -97,6 +98,8 @@ def over_trials(trials: Sequence[tuple[Floats, Floats, Floats]]) -> Knee:
     slope = float(slopes.mean())
     if not reached:
         felt = fit(*every, knee=True).slope >= HIDDEN  # of the largest size, which alone tells no slope
+        if not felt and slope - half > PARTLY:  # a part of each us is felt, from the first on
+            return Knee(slope, slope - half, slope + half, 0.0, 0.0, 0.0)
         hidden = every[0][-1 - len(trials) if felt else -1]
         return Knee(slope, slope - half, slope + half, None, float(hidden), None)
     slacks = np.array([each.slack for each in lines], float)

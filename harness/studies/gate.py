@@ -152,19 +152,20 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     before, after = outputs.failed_shares(design, blocks)
     failing = gate.more_failed(before, after, most, level)
     compared = summary.comparisons[0]
-    by_turns = any(name in definitions.OF_PAIRS for name in wanted)
+    by_rounds = {name: each for name, each in judged.items() if not definitions.METRICS[name].of_turns}
     deciding = [per_block[place] for place in counted(design, per_block, wanted)]
-    apart = turns.disagreement(design, deciding, 2 * level) if by_turns else None
+    doubt = turns.disagreement(design, deciding, 2 * level) if len(by_rounds) < len(judged) else None
     apart = (
         manifest.never_ran
-        or apart
+        or doubt
         or nodes.disagreement(design, per_block, [block.node for block in blocks], wanted)
     )
     chosen = gate.unplanned(design, wanted, most)
     seconds = block_seconds(blocks)
     found = gate.result_of(
-        judged, most, level, compared, manifest.promises_outputs, failing, apart, chosen, seconds
-    )
+        judged, most, level, compared, manifest.promises_outputs, failing, apart, chosen, seconds,
+        believed={} if apart is None or apart != doubt else by_rounds,
+    )  # fmt: skip
     known = noise_floor.beside_known(summary, manifest, noise_floor.folder_of(folder))
     return msgspec.structs.replace(known, gate=found)
 

@@ -261,6 +261,22 @@ def test_a_head_that_fails_more_of_its_requests_does_not_pass_and_beyond_chance_
     assert gated.comparisons[0].outputs.identical == gated.comparisons[0].outputs.compared
 
 
+def test_a_doubt_about_turns_takes_no_fail_back_that_rounds_made() -> None:
+    level, rising = [1.0, 1.01] * 3, [2.0, 2.01] * 3
+    found = gate._judge("ttft_ms_p50", level, level, LIMIT, 0.05, 2, 0.9, offered=False)
+    sure = gate._judge("ttft_ms_p50", level, rising, LIMIT, 0.05, 2, 1e-6, offered=False)
+    (only,) = comparison.result(manifest(), some_blocks(1.0)).comparisons
+    judged = {"decode_step_ms": found, "ttft_ms_p50": sure}
+
+    def said(believed: dict[str, Any]) -> str:
+        why = "turns differ"
+        return gate.result_of(judged, LIMIT, 0.05, only, True, "pass", why, believed=believed).verdict
+
+    assert said({}) == "undecided"
+    assert said({"ttft_ms_p50": sure}) == "fail"
+    assert said({"ttft_ms_p50": found}) == "undecided"
+
+
 def test_few_blocks_do_not_tell_whether_more_requests_fail() -> None:
     for blocks in (1, 2, 4):
         assert gate.more_failed([0.0] * blocks, [0.5] * blocks, LIMIT, 0.05) == "undecided"

@@ -115,6 +115,18 @@ def test_a_change_for_the_worse_is_new_once() -> None:
     assert not [count for count in range(1, 61) if history.found_now(better[:count])]
 
 
+def test_two_gates_a_night_of_a_metric_each_are_each_new_once() -> None:
+    both = zip(nights(45, 20, 0.012), nights(45, 0, 0, RATE), strict=True)
+    gates = [
+        msgspec.structs.replace(gate, run=f"{gate.run}-{place}")
+        for pair in both
+        for place, gate in enumerate(pair)
+    ]
+    new = [count for count in range(1, len(gates) + 1) if history.found_now(gates[:count])]
+    assert len(new) == 1
+    assert history.span(gates) is not None
+
+
 def test_a_gate_that_is_judged_again_replaces_what_it_was() -> None:
     gates = nights(3, 0, 0)
     again = msgspec.structs.replace(gates[1], verdict="fail")

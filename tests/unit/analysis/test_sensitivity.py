@@ -150,6 +150,8 @@ def test_a_claim_of_some_us_is_multiplied_by_the_slope() -> None:
     assert savings["schedule"].gain_us == pytest.approx(13, rel=0.05)
     assert savings["schedule"].gain_low < savings["schedule"].gain_us < savings["schedule"].gain_high
     assert savings["output"].gain_us == 0
+    schedule = next(each for each in found if each.phase == "schedule")
+    assert sensitivity.saving(schedule, 1e6).us == schedule.us  # no more than all of it
 
 
 def test_savings_are_times_of_phases() -> None:

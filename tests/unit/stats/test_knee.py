@@ -45,6 +45,17 @@ def test_what_is_hidden_at_every_size_has_no_knee_in_reach() -> None:
     assert abs(found.slope) < 0.05
 
 
+def test_a_part_of_each_us_that_is_felt_is_not_said_to_be_hidden() -> None:
+    sizes = np.repeat([300.0, 900.0, 1_700.0, 3_400.0], 20)
+    noise = np.random.default_rng(3)
+    trials = [knee.points(sizes, 0.25 * sizes + noise.normal(0, 5, len(sizes)), sizes) for _ in range(5)]
+    found = knee.over_trials(trials)
+    assert found.slope_low < 0.25 < found.slope_high
+    assert found.slack == 0.0
+    hidden = knee.over_trials([knee.points(sizes, noise.normal(0, 30, len(sizes)), sizes) for _ in range(5)])
+    assert hidden.slack is None
+
+
 def test_one_delay_that_is_felt_tells_no_slope_and_is_not_said_to_be_hidden() -> None:
     random = np.random.default_rng(1)
     found = knee.over_trials([trial(1.0, 1500.0, random, 20.0) for _ in range(6)])
