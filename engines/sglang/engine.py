@@ -23,6 +23,7 @@ ABSENT = {
     "gguf": "a format of weights",
     "IPython": "display in notebooks",
 }
+CAPTURED = 256  # rows of the largest graph, by arg_groups/memory_hook.py; more would run eagerly
 NEEDED = ("torch", "triton", "transformers", "msgspec", "orjson", "openai", "compressed_tensors", "zmq")
 
 
@@ -30,6 +31,11 @@ def build(options: api.EngineOptions, toggles: dict[str, str]) -> api.Engine:
     """What the host calls (api.EngineSpec.build). BadSetting for what can't work."""
     check_interpreter(SPEC.name, VERSION, NEEDED, "engines/sglang/README.md")
     check_options(SPEC.name, options)
+    if options.max_batch_size > CAPTURED:
+        raise api.BadSetting(
+            f"max_batch_size={options.max_batch_size}: SGLang {VERSION} captures graphs for at most "
+            f"{CAPTURED} requests on a card of 80 GB"
+        )
     return Sglang(options, SPEC.check(toggles))
 
 

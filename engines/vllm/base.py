@@ -268,8 +268,10 @@ class VllmEngine(api.Engine):
                 "tokenizer": str(self._tokenizer),
             },
             toggles=self.toggles,
-            # vLLM promises tokens independent of the batch under this switch only.
-            deterministic=self.options.dtype == "float32" and (cpu or _batch_invariant()),
+            # vLLM promises tokens independent of the batch under this switch only. A clock's follow from the
+            # prompt (paced/tokens.py), whatever else a step holds.
+            deterministic=bool(self.options.pace)
+            or (self.options.dtype == "float32" and (cpu or _batch_invariant())),
             pids=_pids(),
         )
 

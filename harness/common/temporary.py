@@ -15,7 +15,8 @@ from pathlib import Path
 from overlap_bench.harness.common.signals import undisturbed
 
 PREFIX = "bench-"
-LOCK = "lock"
+LOCK, UNNAMED = "lock", "lock.new"
+OURS = "a folder of bench's, to be removed once nobody holds this lock\n"  # else it is somebody's own
 BEING_MADE_S = 60  # a lock without its name that is older was left by a kill
 SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
 
@@ -27,8 +28,10 @@ def room(where: str | None = None) -> Iterator[Path]:
     remove_abandoned(Path(where))
     made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
     try:
-        unnamed = made / f"{LOCK}.new"
+        unnamed = made / UNNAMED
         with unnamed.open("w") as lock:  # no child inherits it: a device that outlives its run holds no lock
+            lock.write(OURS)
+            lock.flush()
             with suppress(OSError):  # of a file system without locks: then nobody may find it
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 unnamed.rename(made / LOCK)  # from now on it can be found, and is locked already
@@ -45,13 +48,15 @@ def for_sockets() -> AbstractContextManager[Path]:
 
 def remove_abandoned(where: Path) -> None:
     """Every room of this user in `where` that nobody holds."""
-    for lock in where.glob(f"{PREFIX}*/{LOCK}*"):
+    for lock in (each for name in (LOCK, UNNAMED) for each in where.glob(f"{PREFIX}*/{name}")):
         try:
-            if lock.stat().st_uid != os.getuid():
+            if lock.stat().st_uid != os.getuid() or not lock.is_file():
                 continue
             if lock.name != LOCK and time.time() - lock.stat().st_mtime < BEING_MADE_S:
                 continue
-            with lock.open() as held:
+            with lock.open(errors="replace") as held:
+                if held.read(len(OURS)) != OURS:
+                    continue
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _remove(lock.parent)
         except OSError:  # held, or gone meanwhile

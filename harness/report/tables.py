@@ -100,6 +100,8 @@ def changed_code(comparison: Comparison) -> str | None:
     if found is None:
         return None
     differ = "1 function differs" if found.functions == 1 else f"{found.functions or 'no'} functions differ"
+    if not (found.functions or found.other) and found.unwatched:
+        differ = "what differs is not known"
     told = {
         "Ran in a round": found.in_rounds,
         "Ran only as the engine booted": found.at_boot,

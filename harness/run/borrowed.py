@@ -23,6 +23,7 @@ from overlap_bench.harness.common import git
 OF_THE_PLACE = (
     *("core.bare", "core.worktree", "core.repositoryformatversion"),
     *("extensions.", "remote.", "submodule."),
+    *("include.", "includeif."),  # may be relative to a file; what they bring is listed beside them
 )
 # Pointers are checked out as they are, and replaced here: Git LFS would fetch what is missing, and it may not
 # be installed where its objects are.

@@ -183,6 +183,12 @@ def _watched(
     for manifest in manifests:
         if manifest.overlaid and manifest.overlaid != trees.overlaid:
             raise StoreError(f"{manifest.run} began with other files of --overlay: start a fresh run")
+        began = manifest.changed_code
+        if began is not None and began.digest not in ("", found.digest):
+            raise StoreError(
+                f"{manifest.run} began with other code: what its arms differ by was edited since; a verdict "
+                "would be of both; bring it back, or start a fresh run"
+            )
     return {"changed_code": found, "overlaid": trees.overlaid}
 
 

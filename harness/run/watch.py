@@ -7,12 +7,14 @@ Each Python that an arm starts runs watcher/sitecustomize.py first, which writes
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -24,6 +26,8 @@ from overlap_bench.harness.run.differing import File, Unit, differing, equal, fi
 from overlap_bench.harness.run.hosts import IMPORT_S, ROLES, environment, search_path, spec_of
 from overlap_bench.harness.store.manifest import ChangedCode
 
+# The second line of a script whose interpreter's path has a space.
+PIPS = re.compile(r"'''exec' (\"[^\"]+\"|\S+)")
 BOOTING, SERVING, OVER = 0, 1, 2  # as in watcher/sitecustomize.py
 FOLDER = "BENCH_WATCH"  # in the environment of what is watched
 # Where torch loads graphs that it made before: which functions are in them, nobody says.
@@ -126,6 +130,7 @@ class Watch:
         roots = roots_of(design.arms, trees)
         self._packages = [name for name in roots[0] if name] if roots is not None else []
         self._files = differing(*map(files_in, roots)) if roots is not None else []
+        self._compared = roots is not None
         for side, folder in enumerate(self._folders.values()):
             folder.mkdir()
             (folder / "phase").write_bytes(bytes([BOOTING]))
@@ -165,13 +170,26 @@ class Watch:
             for role, pid in roles.items()
             if pid not in seen[arm].pids
         ]
+        if not self._compared:
+            blind.append("their interpreters found no package of both arms, so nothing was compared")
         blind += [
             f"a part of what {arm} ran could not be watched ({each.failures[0]})"
             for arm, each in seen.items()
             if each.failures
         ]
         before, after = seen.values()
-        return changed_code(self._files, before, after, self._packages, blind)
+        found = changed_code(self._files, before, after, self._packages, blind)
+        return msgspec.structs.replace(found, digest=self._digest())
+
+    def _digest(self) -> str:
+        """What differs, byte by byte: a run that is resumed must go on with the same."""
+        seen = blake2b(digest_size=8)
+        for each in sorted(self._files, key=lambda file: file.name):
+            for path in each.paths:
+                seen.update(f"{each.name} {path is not None} ".encode())
+                with suppress(OSError):
+                    seen.update(b"" if path is None else Path(path).read_bytes())
+        return seen.hexdigest()
 
 
 def changed_code(
@@ -223,6 +241,7 @@ def changed_code(
         used=used,
         besides=_other_packages(before, after, packages) if packages else [],
         unwatched=" and ".join(blind),
+        digest="",
         counts=counts or bool(used or blind) or not any(lists.values()),
     )
 
@@ -284,13 +303,22 @@ def top_level(tree: Path) -> dict[str, Path]:
     return found
 
 
-def _interpreter_of(script: str) -> str:
-    """The Python that a script such as vllm's names in its first line."""
+def _interpreter_of(script: str) -> str | None:
+    """The Python that a script such as vllm's names in its first line: by itself, through env, or, as pip
+    writes one whose path has a space, by the shell's exec. None where that is another program, which nobody
+    may start with Python's arguments."""
     path = shutil.which(script)
     with suppress(OSError), Path(path or script).open("rb") as file:
-        first = file.readline().decode(errors="replace")
-        if first.startswith("#!"):
-            return first[2:].split()[0]
+        first, second = (file.readline().decode(errors="replace") for _ in range(2))
+        if not first.startswith("#!"):
+            return sys.executable
+        words = first[2:].split()
+        if words and Path(words[0]).name == "env":
+            words = [each for each in words[1:] if each[:1] != "-" and "=" not in each]
+        named = PIPS.match(second)
+        program = named[1].strip('"') if named else words[0] if words else ""
+        found = shutil.which(program)
+        return found if found and Path(found).name.startswith(("python", "pypy")) else None
     return sys.executable
 
 
@@ -299,7 +327,10 @@ def located(arm: Arm, names: Sequence[str]) -> dict[str, Path]:
     python, served = started_by(arm.python, arm.toggles)
     command = [python or sys.executable, "-c", LOCATE, *names]
     if served and "python" not in Path(command[0]).name:
-        command[0] = _interpreter_of(command[0])
+        interpreter = _interpreter_of(command[0])
+        if interpreter is None:
+            return {}
+        command[0] = interpreter
     try:
         done = subprocess.run(
             command,

@@ -69,6 +69,7 @@ class ChangedCode(msgspec.Struct, frozen=True, kw_only=True):
     used: list[str]
     besides: list[str] = []  # other packages that both arms loaded, in two versions
     unwatched: str = ""  # processes that could not be seen, in words
+    digest: str = ""  # of all files that differ, as they are
     counts: bool = True  # whether what differs ran, or may have: else there is nothing to judge
 
     @property
@@ -425,11 +426,16 @@ def stored(folder: Path, design: Design | None, admit: Admit) -> Iterator[tuple[
     now = described_here(design or manifest.design, manifest.run, datetime.now().astimezone(), manifest.run)
     check_resume(manifest, now)
     with held(folder):
-        kept = len(finished_blocks(folder))
-        if kept < manifest.design.blocks and not (folder / SUMMARY_FILE).exists():
-            manifest = msgspec.structs.replace(manifest, resumed_after=[*manifest.resumed_after, kept])
-            write_manifest(folder, manifest)
-        yield folder, manifest
+        yield folder, note_resumed(folder, manifest)
+
+
+def note_resumed(folder: Path, manifest: Manifest) -> Manifest:
+    """The manifest of a run that goes on, which says after how many trials; written, unless it is done."""
+    kept = len(finished_blocks(folder))
+    if kept < manifest.design.blocks and not (folder / SUMMARY_FILE).exists():
+        manifest = msgspec.structs.replace(manifest, resumed_after=[*manifest.resumed_after, kept])
+        write_manifest(folder, manifest)
+    return manifest
 
 
 def run_of(design: Design | None, resume: Path | None, results: Path, admit: Admit, **more: Any) -> Run:

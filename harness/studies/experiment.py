@@ -32,6 +32,7 @@ from overlap_bench.harness.store.manifest import (
     described_here,
     discard_if_empty,
     held,
+    note_resumed,
     read_manifest,
     signed,
     write_manifest,
@@ -133,7 +134,7 @@ def _measure_boots(
     designs: Mapping[Path, Design], lot: str, display: Display, made_here: bool, source: Source
 ) -> None:
     """The runs of one Boots, together, in the order drawn by `lot`, each into its folder."""
-    runs = {}
+    runs, resumed = {}, []
     for path, design in designs.items():
         check_metrics(design)
         now = described_here(design, path.name, datetime.now().astimezone(), lot)
@@ -141,10 +142,12 @@ def _measure_boots(
         if (path / "manifest.json").exists():
             runs[path] = read_manifest(path)
             check_resume(runs[path], now)
+            resumed.append(path)
         else:
             write_manifest(path, runs[path])
     path, design = next(iter(designs.items()))
     with held(path.parent), display(path.parent, design) as observe:
+        runs |= {each: note_resumed(each, runs[each]) for each in resumed}
         together: list[list[Block]] = []
         with closing(source(runs, observe)) as measured:
             for described, blocks in measured:

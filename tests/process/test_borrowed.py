@@ -312,6 +312,12 @@ def test_settings_in_the_environment_hold(two: Path, monkeypatch: pytest.MonkeyP
     assert taken(two)["engine.py"] == (False, b"base\n")
 
 
+def test_settings_that_are_included_by_a_relative_path_are_taken_as_they_are(two: Path) -> None:
+    (two / "shared.gitconfig").write_text("[user]\n\tname = Somebody\n")
+    git(two, "config", "include.path", "../shared.gitconfig")
+    assert taken(two)["engine.py"] == (False, b"base\n")
+
+
 # -- refusals of git ----------------------------------------------------------------------------------------
 
 

@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from overlap_bench.harness.run import watcher
+from overlap_bench.harness.report import tables
+from overlap_bench.harness.run import watch, watcher
 from overlap_bench.harness.run.watch import BOOTING, FOLDER, OVER, SERVING, Seen
-from overlap_bench.harness.store.manifest import read_manifest
-from tests.support.bench_command import last_line
+from overlap_bench.harness.store.manifest import ChangedCode, read_manifest
+from tests.support.bench_command import last_line, start
 from tests.support.clockwork import installed
 from tests.support.in_process import done, ended
+from tests.support.made_blocks import result
 from tests.support.places import ROOT
 from tests.support.repositories import commit, git
 
@@ -240,3 +243,60 @@ def test_two_interpreters_are_told_what_their_packages_differ_by(
     found: dict[str, Any] = json.loads(stdout)["comparisons"][0]["changed_code"]
     assert found["in_rounds"] == ["paced_engine.py: PacedEngine.step"]
     assert not [*found["at_boot"], *found["never"], *found["other"]]
+
+
+def test_a_run_whose_code_was_edited_since_is_not_gone_on_with(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    for side in ("before", "after"):
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "paced_engine.py").write_text(
+            EXAMPLE.read_text().replace("launched = now()", f"launched = now() + {len(side) - 5}")
+        )
+    options = [f"--{side}=env.PYTHONPATH={tmp_path / side}" for side in ("before", "after")]
+    known = beside(environment, tmp_path / "before")
+    bench = start(known, tmp_path, "run", *QUICK, "--trials", "3", *options)
+    bench.wait_for("trial 1 of 3 done")
+    bench.interrupt()
+    (folder,) = (tmp_path / "results").iterdir()
+    file = tmp_path / "after" / "paced_engine.py"
+    measured = file.read_text()
+    file.write_text(measured.replace("now() + 0", "now() + 1"))
+    said = last_line(ended(known, tmp_path, "run", "--resume", str(folder), code=2).err)
+    assert "began with other code: what its arms differ by was edited since" in said
+    file.write_text(measured)
+    done(known, tmp_path, "run", "--resume", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("lines", "python"),
+    [
+        ("#!{here}\n", True),
+        ("#!/usr/bin/env -S python3\n", True),
+        ('#!/bin/sh\n\'\'\'exec\' "{here}" "$0" "$@"\n', True),
+        ('#!/bin/sh\nexec vllm "$@"\n', False),
+        ("#!/usr/bin/env bash\n", False),
+    ],
+)
+def test_a_script_names_its_python_or_nothing_is_started(tmp_path: Path, lines: str, python: bool) -> None:
+    script = tmp_path / "serve"
+    script.write_text(lines.format(here=sys.executable))
+    script.chmod(0o755)
+    found = watch._interpreter_of(str(script))
+    assert (found is not None and Path(found).name.startswith("python")) == python
+
+
+def test_where_nothing_could_be_compared_no_function_is_said_to_be_the_same() -> None:
+    unknown = ChangedCode(
+        functions=0,
+        in_rounds=[],
+        at_boot=[],
+        never=[],
+        unseen=[],
+        other=[],
+        used=[],
+        unwatched="none",
+    )
+    (only,) = result().comparisons
+    said = tables.changed_code(msgspec.structs.replace(only, changed_code=unknown)) or ""
+    assert said == "Changed code: what differs is not known. Not all could be seen: none."

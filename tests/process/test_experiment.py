@@ -117,6 +117,7 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
     assert "trial 1 of 4" not in stderr
     result = json.loads(stdout)
     assert {(each["workload"], each["trials"]) for each in result["runs"]} == {("few", 4), ("many", 4)}
+    assert any("interrupted and resumed" in each for each in map(str, result["warnings"])), result["warnings"]
     requests = 2 * 4 * 2 * 12  # arms but the first, blocks, rounds, requests
     weak = {"weak": "those of each workload are few texts"}
     assert result["outputs"] == {"compared": requests, "identical": requests, "near_ties": None, **weak}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from overlap_bench.engines import api
-from overlap_bench.harness.common.temporary import remove_abandoned
+from overlap_bench.harness.common.temporary import remove_abandoned, room
 from overlap_bench.harness.run import worktrees
 from overlap_bench.harness.store.manifest import read_manifest
 from tests.support.bench_command import start
@@ -136,6 +136,21 @@ def test_a_gate_that_is_ended(repository: Path, environment: dict[str, str], by:
     assert all(ends(each.pid) for each in bench.left())
     remove_abandoned(Path(environment["TMPDIR"]))
     assert_nothing_is_left(environment)
+
+
+def test_a_folder_that_bench_did_not_make_is_left_alone(tmp_path: Path) -> None:
+    """Whatever it is called, and though it holds a lock of somebody's."""
+    for name in ("lock", "lock.new", "lock.c"):
+        own = tmp_path / f"bench-{name}"
+        own.mkdir()
+        (own / name).write_text("mine")
+        os.utime(own / name, (0, 0))
+    with room(str(tmp_path)) as made:
+        abandoned = made.with_name("bench-abandoned")
+        shutil.copytree(made, abandoned)
+    remove_abandoned(tmp_path)
+    assert not abandoned.exists()
+    assert {each.name for each in tmp_path.iterdir()} == {"bench-lock", "bench-lock.new", "bench-lock.c"}
 
 
 @pytest.mark.parametrize("name", ["^HEAD", "--all", "-v", "HEAD^{tree}", ""])

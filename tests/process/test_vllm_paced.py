@@ -237,6 +237,7 @@ def test_drafts_give_the_same_outputs_in_rounds_in_turns_and_in_a_core_of_its_ow
     with Session() as session:
         booted = session.boot(arms)
         outputs = []
+        assert all(each.description.deterministic for each in booted.values())  # an output that differs fails
         for name, each in booted.items():
             session.begin(each)
             done = session.load(each, ASKED, None, 0, lambda progress: None)

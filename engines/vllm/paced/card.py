@@ -19,10 +19,17 @@ import vllm.v1.attention.backends.fa_utils as fa_utils
 import vllm.v1.worker.gpu.buffer_utils as buffer_utils
 
 
+def _pin() -> None:
+    """Pay for a small pinned buffer, made anew."""
+    device.spend(device.ledger.pin_ns)
+
+
 def copied(data: Any, device: Any = None, dtype: Any = None, out: Any = None) -> torch.Tensor:
     """async_tensor_h2d's contract: staged in pinned memory, then copied to the device; here both are the
     host's memory."""
     source = torch.from_numpy(data) if isinstance(data, np.ndarray) else data
+    if not isinstance(source, torch.Tensor) or not source.is_pinned():
+        _pin()
     if not isinstance(source, torch.Tensor):
         source = torch.tensor(source, dtype=dtype or (None if out is None else out.dtype))
     if out is not None:

@@ -50,6 +50,8 @@ def test_each_batch_that_is_asked_for_has_a_graph(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(shared, "version", lambda name: "0.5.23")
     monkeypatch.setattr(engine, "NEEDED", ())
     assert engine.build(api.EngineOptions(pace="10ms", max_batch_size=256), {}).toggles == SPEC.check({})
+    with pytest.raises(api.BadSetting, match="captures graphs for at most 256 requests"):
+        engine.build(api.EngineOptions(pace="10ms", max_batch_size=257), {})
 
 
 def test_sglang_finds_the_architecture_of_each_preset() -> None:
