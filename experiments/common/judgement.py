@@ -174,6 +174,8 @@ def _cell(
     """How long its phase takes is the host's own: where a change was not run, its phase is that of the run
     without async scheduling at this host's k."""
     run = cells.get(cell_name(name, batch, mode, at), {})
+    if run.get("trials") == 1:  # no interval: it says nothing
+        run = {}
     near = run if "phase" in run else cells.get(cell_name(name, batch, "off"), {})
     own = _row(near.get("phase"))
     every = {name: _row(each) for name, each in near.get("phases", {phase: near.get("phase")}).items()}

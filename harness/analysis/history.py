@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from math import log2
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.manifest import Manifest
 
 NEAR = 2  # gates that a place may be off (results/reference/proofs/gates.md)
+STRETCH = re.compile(r"\*(\d+(?:\.\d+)?)$")
 NEEDS_REFS = "--history is of gates of git refs: give --base-ref, the same each time, and --head-ref"
 
 
@@ -63,12 +65,18 @@ def _setting(manifest: Manifest) -> str:
     """Gates of other settings have changes of their own; how many blocks there were is none of them, nor is
     which machine of the kind measured."""
     of = noise_floor.circumstances(manifest, 0)
-    # Each night measures another k, which is the machine's.
-    kind, pace = (re.sub(r"\*[\d.]+$", "", each or "") for each in (of.kind, of.options.pace))
+    kind, pace = (_without_k(each or "") for each in (of.kind, of.options.pace))
     options = msgspec.structs.replace(of.options, device=kind, pace=pace or None)
     arms = [(arm.toggles, arm.env) for arm in manifest.design.arms]
     parts = (kind, of.engine, of.model, options, of.workload, of.method, arms)
     return blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=8).hexdigest()
+
+
+def _without_k(pace: str) -> str:
+    """A pace whose stretch is rounded to a power of two: each night measures another k, by some percent, and
+    k/2 and 2k are other settings."""
+    found = STRETCH.search(pace)
+    return pace if found is None else f"{pace[: found.start()]}*2^{round(log2(float(found[1])))}"
 
 
 def added(past: Sequence[Remembered], this: Remembered) -> list[Remembered]:
@@ -101,7 +109,7 @@ def span(gates: Sequence[Remembered]) -> tuple[str, str, str] | None:
         having = [gate for gate in alike if each.metric in gate.changes]
         at = [(gate.head, gate.created) for gate in having].index((each.first, each.when))
         last, first = max(0, at - 1 - NEAR), min(len(having) - 1, at + NEAR)
-        found.append((at - len(having), each.metric, having[last].head, having[first].head))
+        found.append((alike.index(having[at]), each.metric, having[last].head, having[first].head))
     return max(found)[1:] if found else None
 
 

@@ -97,8 +97,10 @@ def over_trials(trials: Sequence[tuple[Floats, Floats, Floats]]) -> Knee:
     half = half_width(float(slopes.std(ddof=1)), len(slopes))
     slope = float(slopes.mean())
     if not reached:
-        felt = fit(*every, knee=True).slope >= HIDDEN  # of the largest size, which alone tells no slope
-        if not felt and slope - half > PARTLY:  # a part of each us is felt, from the first on
+        best = fit(*every, knee=True)
+        felt = best.slope >= HIDDEN  # of the largest size, which alone tells no slope
+        # A part of each us is felt, from the first on.
+        if not felt and slope - half > PARTLY and (best.slack or 0.0) <= every[0][0]:
             return Knee(slope, slope - half, slope + half, 0.0, 0.0, 0.0)
         hidden = every[0][-1 - len(trials) if felt else -1]
         return Knee(slope, slope - half, slope + half, None, float(hidden), None)

@@ -155,16 +155,13 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     by_rounds = {name: each for name, each in judged.items() if not definitions.METRICS[name].of_turns}
     deciding = [per_block[place] for place in counted(design, per_block, wanted)]
     doubt = turns.disagreement(design, deciding, 2 * level) if len(by_rounds) < len(judged) else None
-    apart = (
-        manifest.never_ran
-        or doubt
-        or nodes.disagreement(design, per_block, [block.node for block in blocks], wanted)
-    )
+    between = nodes.disagreement(design, per_block, [block.node for block in blocks], wanted)
+    apart = manifest.never_ran or doubt or between
     chosen = gate.unplanned(design, wanted, most)
     seconds = block_seconds(blocks)
     found = gate.result_of(
         judged, most, level, compared, manifest.promises_outputs, failing, apart, chosen, seconds,
-        believed={} if apart is None or apart != doubt else by_rounds,
+        believed=by_rounds if doubt and not (manifest.never_ran or between) else {},
     )  # fmt: skip
     known = noise_floor.beside_known(summary, manifest, noise_floor.folder_of(folder))
     return msgspec.structs.replace(known, gate=found)

@@ -96,6 +96,8 @@ def test_each_night_measures_another_k_and_the_history_is_one() -> None:
 
     assert setting("llama3-8b-h100*2.31") == setting("llama3-8b-h100*2.29")
     assert setting("llama3-8b-h100*2.31") != setting("10ms")
+    for other in ("1.15", "4.62"):  # k/2 and 2k
+        assert setting("llama3-8b-h100*2.31") != setting(f"llama3-8b-h100*{other}")
     assert setting("decode=1ms,prefill=80us*tokens") != setting("decode=1ms,prefill=80us")
 
 
@@ -125,6 +127,9 @@ def test_two_gates_a_night_of_a_metric_each_are_each_new_once() -> None:
     new = [count for count in range(1, len(gates) + 1) if history.found_now(gates[:count])]
     assert len(new) == 1
     assert history.span(gates) is not None
+    later = [msgspec.structs.replace(each, run=f"later {k}", head=f"{100 + k:040x}") for k, each in
+             enumerate(nights(60, 40, -0.03, RATE))]  # fmt: skip
+    assert (history.span([*gates, *later]) or "")[0] == RATE  # the latest, of a metric that is gated now
 
 
 def test_a_gate_that_is_judged_again_replaces_what_it_was() -> None:

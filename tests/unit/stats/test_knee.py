@@ -52,6 +52,11 @@ def test_a_part_of_each_us_that_is_felt_is_not_said_to_be_hidden() -> None:
     found = knee.over_trials(trials)
     assert found.slope_low < 0.25 < found.slope_high
     assert found.slack == 0.0
+    later = 0.28 * np.maximum(0, sizes - 1_000)
+    found = knee.over_trials(
+        [knee.points(sizes, later + noise.normal(0, 5, len(sizes)), sizes) for _ in range(5)]
+    )
+    assert found.slack is None  # the first 1,000 us are hidden
     hidden = knee.over_trials([knee.points(sizes, noise.normal(0, 30, len(sizes)), sizes) for _ in range(5)])
     assert hidden.slack is None
 
