@@ -148,6 +148,7 @@ def slope(folder: Path, batch: int, mode: str, at: str) -> Sensitivity | None:
 
 def judged(cells: Cells, folder: Path) -> list[Judged]:
     """Every change. `folder`: where the runs of slopes are kept."""
+    cells = {name: each for name, each in cells.items() if each.get("trials") != 1}  # which have no interval
     every = [*product(BATCHES, MODES, [HERE]), *product([BETWEEN], MODES, [at for at in HOSTS if at != HERE])]
     slopes = {place: slope(folder, *place) for place in every}
     return [
@@ -174,8 +175,6 @@ def _cell(
     """How long its phase takes is the host's own: where a change was not run, its phase is that of the run
     without async scheduling at this host's k."""
     run = cells.get(cell_name(name, batch, mode, at), {})
-    if run.get("trials") == 1:  # no interval: it says nothing
-        run = {}
     near = run if "phase" in run else cells.get(cell_name(name, batch, "off"), {})
     own = _row(near.get("phase"))
     every = {name: _row(each) for name, each in near.get("phases", {phase: near.get("phase")}).items()}

@@ -123,7 +123,7 @@ def _worse(alike: Sequence[Remembered], names: Iterable[str]) -> list[Moved]:
 
 
 def _history(alike: Sequence[Remembered], names: Iterable[str]) -> History:
-    """Of these metrics; a gate may be of others, as where each metric has a gate of its own."""
+    """What they say of these metrics; a gate may be of others, as where each metric has its own."""
     spread: dict[str, float | None] = {}
     moved: list[Moved] = []
     for name in names:

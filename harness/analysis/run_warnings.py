@@ -82,13 +82,13 @@ class Measured:
         return float(np.nanmax(self.rounds[column])) if known else 0.0
 
     def sum(self, column: str, arm: str = "") -> int:
-        """Of all rounds, or those of an arm."""
+        """The sum over all rounds, or over those of an arm."""
         rounds = self.rounds[self.rounds["arm"] == arm] if arm else self.rounds
         return int(rounds[column].sum()) if column in rounds else 0
 
     def gathered(self) -> Iterator[tuple[str, int, int, int]]:
-        """Of each arm: its replies that came all at once, those in bursts, and all whose tokens count. Arm by
-        arm, as a proxy may stand before one alone."""
+        """Each arm, with its replies that came all at once, those in bursts, and all whose tokens count: a proxy
+        may stand before one arm alone."""
         for arm in self.manifest.design.arms:
             counted = sum(self.sum(name, arm.name) for name in self.rounds if name.startswith(COUNTED))
             yield arm.name, self.sum(AT_ONCE, arm.name), self.sum(BURSTS, arm.name), counted
