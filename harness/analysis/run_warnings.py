@@ -87,8 +87,8 @@ class Measured:
         return int(rounds[column].sum()) if column in rounds else 0
 
     def gathered(self) -> Iterator[tuple[str, int, int, int]]:
-        """Each arm, with its replies that came all at once, those in bursts, and all whose tokens count: a proxy
-        may stand before one arm alone."""
+        """Each arm, with its replies that came all at once, those in bursts, and all that were counted: a
+        proxy may stand before one arm alone."""
         for arm in self.manifest.design.arms:
             counted = sum(self.sum(name, arm.name) for name in self.rounds if name.startswith(COUNTED))
             yield arm.name, self.sum(AT_ONCE, arm.name), self.sum(BURSTS, arm.name), counted
