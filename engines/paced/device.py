@@ -258,8 +258,9 @@ class _Looking(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[
         if name in _CONVERSIONS:
             asked = dict(zip((each.name for each in func._schema.arguments), args, strict=False))
             asked |= kwargs or {}
-            # Where a device is named, there is a copy on a card: here it is the same memory, and may be none.
-            if asked.get("device") is not None or asked.get("copy"):
+            # What crosses to the card or back says so; here it is the same memory, and may be no copy. What
+            # torch does by itself, as for numpy(), stays on the host.
+            if asked.get("copy") or asked.get("non_blocking"):
                 self.counts.copies += 1
             elif done is not args[0]:
                 self.counts.operations += 1
@@ -270,8 +271,9 @@ class _Looking(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[
         return done
 
 
-_NO_LAUNCH = ("aten::empty", "aten::new_empty", "aten::detach", "prim::")
-_COPIES = {"aten::copy_", "aten::clone", "aten::item", "aten::_local_scalar_dense"}
+# Reading one value back is no launch: an engine that waits for it says so.
+_NO_LAUNCH = ("aten::empty", "aten::new_empty", "aten::detach", "aten::item", "aten::_local_scalar", "prim::")
+_COPIES = {"aten::copy_", "aten::clone"}
 _CONVERSIONS = {"aten::to", "aten::_to_copy"}  # the first in inference mode, the second elsewhere
 
 

@@ -10,11 +10,11 @@ from typing import NoReturn
 import pytest
 
 from overlap_bench.harness.common import temporary
-from overlap_bench.harness.common.temporary import room
+from overlap_bench.harness.common.temporary import OURS, room
 
 HOLD = """
 import sys, time
-from overlap_bench.harness.common.temporary import room
+from overlap_bench.harness.common.temporary import OURS, room
 with room(sys.argv[1]) as made:
     print(made, flush=True)
     time.sleep(600)
@@ -76,7 +76,7 @@ def test_a_room_whose_maker_was_killed_before_its_lock_had_a_name_goes_once_it_i
     old, young = tmp_path / "bench-old", tmp_path / "bench-young"
     for each in (old, young):
         each.mkdir()
-        (each / "lock.new").write_text("")
+        (each / "lock.new").write_text(OURS)
     os.utime(old / "lock.new", (0, 0))
     with room(str(tmp_path)) as made:
         assert set(tmp_path.iterdir()) == {young, made}
