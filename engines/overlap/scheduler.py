@@ -286,7 +286,7 @@ class Scheduler:
 
     def mix(self, decoding: Decoding, chunks: list[Chunk]) -> Batch:
         """One token of each that has grown, beside these parts of prompts."""
-        length = max((count for _, count in chunks), default=0)
+        length = max(count for _, count in chunks)
         whole = not decoding.requests and all(count == request.context for request, count in chunks)
         if whole and length * len(chunks) <= self.config.prefill_tokens:  # nothing to mix, and it has room
             requests = [request for request, _ in chunks]

@@ -103,7 +103,8 @@ class Gate:
 
     def finish(self) -> None:
         """Wait until the core has ended what it has begun, once every request has ended. It may ask once more
-        before that, for vLLM schedules a step to tell its workers of these ends: it would wait for ever."""
+        before that, as vLLM schedules a step to tell its workers of these ends; unanswered, both would wait
+        for ever."""
         while self.begun():
             if self.asked is not None or self._asks_now():
                 self.let(FINISH)

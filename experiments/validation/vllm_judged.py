@@ -84,7 +84,7 @@ KNOWN = (
         "phase",
         0.254 / 0.287 - 1,
         "46112: .287 -> .254 ms at 256",
-        "one side is our rewriting, and the phase holds more than the call that the source timed",
+        "one side is our rewriting of what it was",
     ),
     Known(
         "vllm-flat-logprobs",
@@ -92,7 +92,7 @@ KNOWN = (
         "whole",
         0,
         "57442: no help at 512, 3,917 against 3,922 tokens/s",
-        "vLLM schedules ahead by default, which hides the host; here it does not",
+        "the source may have scheduled ahead, as vLLM does by default, which hides the host",
     ),
     Known(
         "vllm-slots",

@@ -144,7 +144,7 @@ class Contradicted(OfVerdict, frozen=True):
 
 
 class TurnsNotBelieved(OfVerdict, frozen=True):
-    """The primary is not of turns, and has its verdict."""
+    """Metrics of turns, beside a primary of rounds that keeps its verdict."""
 
     metrics: tuple[str, ...]
     why: str

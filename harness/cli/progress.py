@@ -45,9 +45,8 @@ def on_stderr(folder: Path, design: Design) -> Iterator[Observer]:
     console.print(f"bench: writing to {folder}", soft_wrap=True, markup=False)
 
     def say(line: str) -> None:
-        console.print(
-            f"bench: {line}", soft_wrap=True, markup=False
-        )  # an engine's error may have [/brackets]
+        # An engine's error may have [/brackets].
+        console.print(f"bench: {line}", soft_wrap=True, markup=False)
 
     if about := question(design):
         say(about)

@@ -59,7 +59,7 @@ class Form(Protocol):
 
 def to_json(found: Found) -> str:
     """The object as it is; of what was measured, with `headline` and `verdict` at its top: the sentence that
-    is printed first, and the word in it, null where there is none, or one of each of several."""
+    is printed first, and the word in it, null where there is none, and where several have one each."""
     plain = to_plain(found)
     if type(found).__name__ in MEASURED:
         headline = next(_pages(found)).conclusion

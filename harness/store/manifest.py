@@ -69,7 +69,7 @@ class ChangedCode(msgspec.Struct, frozen=True, kw_only=True):
     used: list[str]
     besides: list[str] = []  # other packages that both arms loaded, in two versions
     unwatched: str = ""  # processes that could not be seen, in words
-    digest: str = ""  # of all files that differ, as they are
+    digest: str = ""  # of the functions and classes that differ
     counts: bool = True  # whether what differs ran, or may have: else there is nothing to judge
 
     @property
@@ -343,8 +343,8 @@ def signed(manifest: Manifest) -> Manifest:
 
 
 def sign_anew(before: Manifest, sized: Manifest) -> Manifest:
-    """The manifest that first boots made of `before`, signed anew if that was signed here. Not a stranger's;
-    nor one of which more than its size is another, as a node of a cluster could send it."""
+    """The manifest that first boots made of `before`, signed anew if `before` was signed here and only the
+    size is another: a node of a cluster could send any design."""
     own = sized.design == as_sized(before.design, sized.design)
     return signed(sized) if own and trust.holds([before.design], before.signature) else sized
 

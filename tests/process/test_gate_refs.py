@@ -139,7 +139,7 @@ def test_a_gate_that_is_ended(repository: Path, environment: dict[str, str], by:
 
 
 def test_a_folder_that_bench_did_not_make_is_left_alone(tmp_path: Path) -> None:
-    """Whatever it is called, and though it holds a lock of somebody's."""
+    """A name like ours and a file called lock do not make a folder ours: it may be somebody's clone."""
     for name in ("lock", "lock.new", "lock.c"):
         own = tmp_path / f"bench-{name}"
         own.mkdir()

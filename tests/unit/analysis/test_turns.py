@@ -69,8 +69,9 @@ def test_beside_others_nothing_is_decided_that_they_may_have_made(
     change: float, calm: float, told: bool
 ) -> None:
     found = blocks(change, change, change)
-    for values in found[2].values():  # in one block
-        values.update({UNDISTURBED: calm, PAIRS: 200})  # type: ignore[attr-defined]
+    found[2] = {
+        arm: {**values, UNDISTURBED: calm, PAIRS: 200} for arm, values in found[2].items()
+    }  # one block
     why = turns.disagreement(DESIGN, found, 0.05)
     assert (why is not None) == told
     assert why is None or why.startswith("other processes used the cores in 90% of a trial's turns; ")
