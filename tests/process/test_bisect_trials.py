@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from overlap_bench.engines import api
+from overlap_bench.harness.analysis import bisection
 from overlap_bench.harness.analysis.bisection import ends_of
 from overlap_bench.harness.report import bisection_tables, formats
 from overlap_bench.harness.stats.bisection import Trial
@@ -227,6 +228,14 @@ def test_trials_without_a_value_do_not_count(repository: Path, tmp_path: Path) -
     assert found.culprit == simulated.commits[3]
     assert found.unusable == 3
     assert any("no value" in line for line in simulated.said)
+
+
+def test_how_many_trials_other_work_disturbed_is_told(repository: Path, tmp_path: Path) -> None:
+    _, stored = Simulated(repository, tmp_path, stepping(8, 4)).begin()
+    trials = [Trial(0, 0.1 + 0.001 * number, calm=number > 1) for number in range(6)]
+    found = bisection.result(stored, trials, "lower")
+    assert found.disturbed == 2
+    assert any("in 2 of 6 trials, other processes" in each for each in bisection_tables.page(found).warnings)
 
 
 def test_a_trial_is_kept_though_an_engine_fails_while_it_stops(repository: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from overlap_bench.harness.store.manifest import ChangedCode, read_manifest
 from tests.support.bench_command import last_line, start
 from tests.support.clockwork import installed
 from tests.support.in_process import done, ended
-from tests.support.made_blocks import result
+from tests.support.made_blocks import manifest, result
 from tests.support.places import ROOT
 from tests.support.repositories import commit, git
 
@@ -284,6 +284,22 @@ def test_a_script_names_its_python_or_nothing_is_started(tmp_path: Path, lines: 
     script.chmod(0o755)
     found = watch._interpreter_of(str(script))
     assert (found is not None and Path(found).name.startswith("python")) == python
+
+
+def test_a_program_that_is_no_python_is_not_started_to_look_for_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "serve"
+    script.write_text("#!/bin/sh\nexit 1\n")
+    script.chmod(0o755)
+    (plan,) = [each for each in manifest().design.arms if each.name == "before"]
+    arm = msgspec.structs.replace(plan, toggles={"cmd": f"{script} --port {{port}}"})
+
+    def started(*given: Any, **named: Any) -> None:
+        raise AssertionError(given)
+
+    monkeypatch.setattr(subprocess, "run", started)
+    assert watch.located(arm, ["vllm"]) == {}
 
 
 def test_where_nothing_could_be_compared_no_function_is_said_to_be_the_same() -> None:

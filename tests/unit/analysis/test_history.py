@@ -127,9 +127,10 @@ def test_two_gates_a_night_of_a_metric_each_are_each_new_once() -> None:
     new = [count for count in range(1, len(gates) + 1) if history.found_now(gates[:count])]
     assert len(new) == 1
     assert history.span(gates) is not None
-    later = [msgspec.structs.replace(each, run=f"later {k}", head=f"{100 + k:040x}") for k, each in
-             enumerate(nights(60, 40, -0.03, RATE))]  # fmt: skip
-    assert (history.span([*gates, *later]) or "")[0] == RATE  # the latest, of a metric that is gated now
+    # One metric first, then another: its change is the latest, though more gates came after it.
+    early = nights(32, 25, 0.03)
+    late = [night(100 + k, each.changes[TPOT], RATE) for k, each in enumerate(nights(68, 48, -0.03))]
+    assert (history.span([*early, *late]) or "")[0] == RATE
 
 
 def test_a_gate_that_is_judged_again_replaces_what_it_was() -> None:
