@@ -15,7 +15,7 @@ from scipy import stats as distributions
 
 from experiments.common import command_line
 from experiments.common.record import write_result
-from overlap_bench.harness.stats import checks, planning, stopping
+from overlap_bench.harness.stats import paired, planning, stopping
 from overlap_bench.harness.stats.stopping import ALPHA, Until
 from tests.support.simulated_runs import (
     MOST,
@@ -173,7 +173,7 @@ def warned(random: np.random.Generator) -> list[list[str]]:
     for name, noise in NOISES.items():
         pairs, after_first = ordered(noise, random, 20_000, 8)
         alarms = np.abs(fixed(pairs, 8, NEVER_SAME).verdict) == 1
-        found = [checks.position(*each) for each in zip(pairs[alarms], after_first[alarms], strict=True)]
+        found = [paired.position(*each) for each in zip(pairs[alarms], after_first[alarms], strict=True)]
         told = np.mean([each is None or each.weakens(SD) for each in found])
         rows.append([name, f"{alarms.mean():.1%}", f"{told:.0%}"])
     return rows
@@ -186,7 +186,7 @@ def falsely_warned(random: np.random.Generator) -> list[list[str]]:
     for blocks in (6, 8, 10):
         for sd in (0.013, 0.02, 0.03, 0.065):
             pairs, after_first = ordered(normal, random, 4000, blocks)
-            found = [checks.position(*each) for each in zip(pairs * (sd / SD), after_first, strict=True)]
+            found = [paired.position(*each) for each in zip(pairs * (sd / SD), after_first, strict=True)]
             told = np.mean([each is not None and each.weakens(0.01) for each in found])
             believed = np.mean([each is not None and abs(each.left) > 0.01 / 2 for each in found])
             rows.append([f"{blocks} blocks, {sd:.1%}", f"{told:.1%}", f"{believed:.0%}"])

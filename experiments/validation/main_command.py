@@ -24,9 +24,9 @@ from experiments.common import command_line
 from experiments.common.record import Rows, write_result
 from experiments.common.repeated_runs import bench, earlier
 from experiments.validation.sliced_aa import bursts
+from overlap_bench.harness.analysis.decision import detected
 from overlap_bench.harness.metrics import definitions, slices
 from overlap_bench.harness.stats import paired
-from overlap_bench.harness.stats.verdicts import detected
 from overlap_bench.harness.store import tables
 
 HEADER = [

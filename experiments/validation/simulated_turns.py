@@ -27,11 +27,11 @@ from experiments.common.record import write_result
 from experiments.common.repeated_runs import earlier
 from experiments.validation import recorded_turns
 from experiments.validation.sliced_aa import LOOPS
-from overlap_bench.harness.analysis import values
+from overlap_bench.harness.analysis import decision, values
 from overlap_bench.harness.common.intervals import Floats
 from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.plan.design import MARGIN
-from overlap_bench.harness.stats import paired, verdicts
+from overlap_bench.harness.stats import paired
 
 DWELLS_S = (None, 0.1, 1.0, 10.0, 60.0)  # of a neighbour; None: there is none
 SLOWER = 2.0
@@ -148,7 +148,7 @@ def noise(
 
 def judged(ratios: Floats) -> tuple[paired.Effect, str | None]:
     effect = paired.effect([1.0] * len(ratios), ratios.tolist())
-    return effect, verdicts.verdict(effect, MARGIN, "lower", is_time=True)
+    return effect, decision.verdict(effect, MARGIN, "lower", is_time=True)
 
 
 def simulated(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator) -> Found:
@@ -157,7 +157,7 @@ def simulated(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator
     half_widths = []
     for run in range(RUNS):
         deciding, all_, enough = noise(recorded, cell, random)
-        by_all[run] = judged(np.exp(all_))[1] in verdicts.CHANGES
+        by_all[run] = judged(np.exp(all_))[1] in decision.CHANGES
         counted = enough if enough.sum() >= values.FEWEST_CALM else np.ones_like(enough)
         decides = bool(enough[counted].all())
         no_verdict[run], fewer[run] = not decides, decides and not enough.all()
@@ -166,7 +166,7 @@ def simulated(recorded: Sequence[Pairs], cell: Cell, random: np.random.Generator
             assert effect.low is not None
             assert effect.high is not None
             holding[run, place] = not decides or effect.low <= change <= effect.high
-            called[run, place] = decides and verdict in verdicts.CHANGES
+            called[run, place] = decides and verdict in decision.CHANGES
             seen[run, place] = decides and verdict == "slower" and holding[run, place]
             if not change:
                 half_widths.append((effect.high - effect.low) / 2)

@@ -45,7 +45,7 @@ from overlap_bench.harness.plan.experiment_file import (
 from overlap_bench.harness.plan.settings import PACED_MODEL
 from overlap_bench.harness.plan.variants import Variant, load_variants
 from overlap_bench.harness.report.figures import style
-from overlap_bench.harness.run.events import Event, Observer, Said
+from overlap_bench.harness.run.messages import Event, Observer, Said
 from overlap_bench.harness.studies import experiment
 
 # Pace of a decode step: segments of each workload. A long step needs fewer for the same share of itself.

@@ -21,6 +21,7 @@ from scipy import stats
 from experiments.common.command_line import parser
 from experiments.common.record import write_result
 from overlap_bench.engines import api
+from overlap_bench.harness.analysis.decision import detected
 from overlap_bench.harness.cli.progress import on_stderr
 from overlap_bench.harness.common.intervals import Floats
 from overlap_bench.harness.common.machine import guess_device
@@ -30,7 +31,6 @@ from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_design
 from overlap_bench.harness.plan.variants import load_variants
 from overlap_bench.harness.stats import paired
-from overlap_bench.harness.stats.verdicts import detected
 from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.manifest import fresh, read_manifest, stored
 from overlap_bench.harness.studies import measure

@@ -35,7 +35,7 @@ from overlap_bench.harness.common.formatting import blocks_of, minutes_of
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values, values_between
 from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.stats import paired, verdicts
+from overlap_bench.harness.stats import paired
 from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.manifest import Manifest
 from overlap_bench.harness.store.tables import Block
@@ -98,7 +98,7 @@ def _of_several(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence
         raw = {
             (other, name): p for other, found in effects.items() for name, p in _family(found, family).items()
         }
-        for (other, name), p in verdicts.holm(raw).items():
+        for (other, name), p in decision.holm(raw).items():
             adjusted[other][name] = p
     found = []
     for other, pair in pairs.items():
@@ -136,7 +136,7 @@ def comparison(
     values = measured(design, kept)
     effects, by_node = _effects(design, deciding, kept, alpha)
     if adjusted is None:
-        adjusted = verdicts.holm(_family(effects, design.secondaries))
+        adjusted = decision.holm(_family(effects, design.secondaries))
 
     offered = THROUGHPUTS if offered_load(design, per_block) else ()
     names = (design.primary, *design.secondaries)

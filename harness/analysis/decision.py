@@ -1,30 +1,34 @@
 """What is decided about a metric, and why, or why nothing is.
 
-The rule that makes a word of an interval is stats.verdicts. What takes the word back, besides what is here:
+`verdict` is the rule that makes a word of an interval. What takes the word back, besides what is here:
 trials without a value (analysis.comparison), turns that are not believed (analysis.turns), a run that is not
 finished (analysis.stored), runs that were not interleaved or arms that were not to be compared
 (analysis.across_runs)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from overlap_bench.harness.common.formatting import percent
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.stats import verdicts
 from overlap_bench.harness.stats.paired import Effect
+from overlap_bench.harness.stats.stopping import ALPHA
 from overlap_bench.harness.store.manifest import ChangedCode
+
+Tested = TypeVar("Tested", bound=Hashable)
+Word = Literal["same", "faster", "slower", "better", "worse", "undecided"]
+CHANGES = ("faster", "slower", "better", "worse")  # the words that say there is a difference
 
 
 class Verdict(msgspec.Struct, frozen=True):
     """A `word`, and the `reason` for it. Without a word there is no verdict, and the reason says so.
     `overruled_by`: the kind of the warning that took the verdict back; "" none did."""
 
-    word: verdicts.Verdict | None
+    word: Word | None
     reason: str = ""
     overruled_by: str = ""
 
@@ -47,6 +51,62 @@ NOT_INTERLEAVED = Verdict(None, "no verdict: the arms were not interleaved", "no
 NOT_COMPARED = Verdict(None, "no verdict: the run did not set out to compare these arms", "not_compared")
 OFFERED = Verdict(None, "no verdict: this is the load that was offered")
 ONE_TRIAL = Verdict(None, "one trial gives no verdict")
+
+
+def verdict(
+    estimate: Effect,
+    margin: float,
+    better: str,
+    is_time: bool,
+    p_adjusted: float | None = None,
+    alpha: float = ALPHA,
+) -> Word | None:
+    """The decision rule, in its order; None with fewer than two blocks.
+
+    1. `same` if the whole interval lies inside ±margin (with the default alpha: two one-sided tests at 2.5%
+       each). A change that was detected can still be called same; `detected` tells. It is not
+       multiplicity-controlled: of many metrics some will be called same by luck.
+    2. `faster` or `slower` (`better` or `worse` where the metric is no time) if the interval excludes 0. For
+       a secondary this is p_adjusted < alpha instead, so that the family of secondaries keeps its level.
+    3. `undecided`.
+
+    The margin is a fraction of the before; a metric on the difference scale has none in its own unit and is
+    therefore never called same.
+    """
+    if estimate.low is None or estimate.high is None or estimate.p is None:
+        return None
+    if estimate.scale == "ratio" and -margin < estimate.low and estimate.high < margin:
+        return "same"
+    if not detected(estimate, p_adjusted, alpha):
+        return "undecided"
+    direction = estimate.delta if estimate.change is None else estimate.change
+    improved = (direction < 0) == (better == "lower")
+    if is_time:
+        return "faster" if improved else "slower"
+    return "better" if improved else "worse"
+
+
+def detected(estimate: Effect, p_adjusted: float | None = None, alpha: float = ALPHA) -> bool:
+    """Whether a change was detected: the interval excludes 0 or, for one of several, p_adjusted < alpha.
+    The two say the same where p_adjusted is p."""
+    p = estimate.p if p_adjusted is None else p_adjusted
+    return p is not None and p < alpha
+
+
+def holm(p_values: Mapping[Tested, float]) -> dict[Tested, float]:
+    """Holm's step-down adjusted p values, in the order given.
+
+    With p_(1) <= ... <= p_(m): adjusted_(k) = max over j <= k of min(1, (m - j + 1) p_(j)). Rejecting where
+    adjusted < alpha keeps the chance of any false alarm among the m at alpha, however they depend on each
+    other. Source: Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Stat. 1979.
+    """
+    m = len(p_values)
+    adjusted = dict(p_values)
+    largest = 0.0
+    for rank, tested in enumerate(sorted(p_values, key=lambda each: p_values[each])):
+        largest = max(largest, min(1.0, (m - rank) * p_values[tested]))
+        adjusted[tested] = largest
+    return adjusted
 
 
 def never_ran(why: str) -> Verdict:
@@ -82,9 +142,9 @@ def on_declared(
 
 
 def _by_rule(name: str, estimate: Effect, margin: float, p_adjusted: float | None, alpha: float) -> Verdict:
-    """The verdict by the decision rule (stats.verdicts), with its reason."""
+    """The verdict by the decision rule, with its reason."""
     metric = definitions.METRICS[name]
-    word = verdicts.verdict(estimate, margin, metric.better, metric.is_time, p_adjusted, alpha)
+    word = verdict(estimate, margin, metric.better, metric.is_time, p_adjusted, alpha)
     if word is None or estimate.low is None or estimate.high is None:
         return ONE_TRIAL
     return Verdict(word, reason(word, estimate.change, estimate.low, estimate.high, margin, p_adjusted))

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis import comparison, stored, tail, words
+from overlap_bench.harness.analysis import comparison, decision, stored, tail, words
 from overlap_bench.harness.analysis.foretold import Foretold, foretell
 from overlap_bench.harness.analysis.result import NoPrediction, Prediction, Settings
 from overlap_bench.harness.analysis.sensitivity import read as read_sensitivity
@@ -19,7 +19,7 @@ from overlap_bench.harness.analysis.verdict_warnings import Unattributed
 from overlap_bench.harness.analysis.warnings import Warning, ranked
 from overlap_bench.harness.metrics import attribution, definitions, ranks, slices
 from overlap_bench.harness.plan.design import Arm, Design
-from overlap_bench.harness.stats import paired, verdicts
+from overlap_bench.harness.stats import paired
 from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.tables import Block
 
@@ -184,7 +184,7 @@ def largest_change(step: Mapping[str, Part], alpha: float) -> str | None:
     more of them than chance makes among so many parts (Holm)."""
     parts = {name: part for name, part in step.items() if name != "interval" and (part.before or part.after)}
     changed = {name: part.p for name, part in parts.items() if part.p is not None}
-    if min(verdicts.holm(changed).values(), default=1.0) >= alpha:
+    if min(decision.holm(changed).values(), default=1.0) >= alpha:
         return None
     told = [name for name, p in changed.items() if p < alpha]
     return max(told, key=lambda name: abs(parts[name].delta or 0.0))

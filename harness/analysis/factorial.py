@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from overlap_bench.harness.analysis import turns
+from overlap_bench.harness.analysis import decision, turns
 from overlap_bench.harness.analysis.arm_warnings import circumstances
 from overlap_bench.harness.analysis.decision import CONTRADICTED
 from overlap_bench.harness.analysis.result import (
@@ -31,7 +31,7 @@ from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.design import Arm, Design, Factor, Factorial
 from overlap_bench.harness.plan.factors import levels
-from overlap_bench.harness.stats import paired, verdicts
+from overlap_bench.harness.stats import paired
 from overlap_bench.harness.stats.contrasts import (
     Contrast,
     Floats,
@@ -65,9 +65,9 @@ def judge(
     with fewer than two blocks."""
     if len(contrast.term) == 1:
         effect = estimate(values, contrast.weights)
-        return verdicts.verdict(effect, margin, kind.better, kind.is_time, p_adjusted)
+        return decision.verdict(effect, margin, kind.better, kind.is_time, p_adjusted)
     whole = estimate(values, 2 * contrast.weights)
-    found = verdicts.verdict(whole, margin, kind.better, is_time=False, p_adjusted=p_adjusted)
+    found = decision.verdict(whole, margin, kind.better, is_time=False, p_adjusted=p_adjusted)
     return TOGETHER.get(found, found) if found is not None else None
 
 
@@ -203,7 +203,7 @@ def _effects(
         for term, effect in effects.items()
         if margin is not None and len(term) <= JUDGED_ORDER and effect.p is not None
     }
-    adjusted = verdicts.holm(family)
+    adjusted = decision.holm(family)
     found = []
     for each in planned.contrasts:
         row = _as_row(each.term, effects[each.term], [list(other) for other in each.assumes])

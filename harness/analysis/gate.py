@@ -16,12 +16,13 @@ import msgspec
 import numpy as np
 
 from overlap_bench.engines import api
+from overlap_bench.harness.analysis import decision
 from overlap_bench.harness.analysis.result import Comparison, GateResult, GateVerdict, Judged
 from overlap_bench.harness.analysis.words import outputs_that_differ
 from overlap_bench.harness.common.formatting import share
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.design import DEFAULT_LIMIT, ONE_SIDED, Design
-from overlap_bench.harness.stats import paired, planning, verdicts
+from overlap_bench.harness.stats import paired, planning
 from overlap_bench.harness.stats.distributions import t_quantile, t_tail
 
 MOST = 100  # blocks that anybody would wait for
@@ -45,7 +46,7 @@ def judge(
         if len(values.get(name, {})) < 2:
             raise api.EngineError(f"the metric {name} has no value in some trial")
     pairs = {name: (before, after) for name in names for before, after in [values[name].values()]}
-    adjusted = verdicts.holm({name: _p_beyond(name, *pairs[name], limit) for name in names})
+    adjusted = decision.holm({name: _p_beyond(name, *pairs[name], limit) for name in names})
     return {
         name: _judge(name, *pairs[name], limit, one_sided, len(names), p, name in offered)
         for name, p in adjusted.items()

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from overlap_bench.engines import api
+from overlap_bench.harness.analysis import decision
 from overlap_bench.harness.analysis.outputs import NONE_COMPARED
 from overlap_bench.harness.analysis.result import Comparison, MetricRow, Outputs, Result
 from overlap_bench.harness.analysis.verdict_warnings import FloorRemark, OutputsBesideFloor, WithinFloor
@@ -26,12 +27,11 @@ from overlap_bench.harness.common.machine import Machine
 from overlap_bench.harness.common.names import FIELDS, of_today
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.design import Arm
-from overlap_bench.harness.stats import paired, verdicts
-from overlap_bench.harness.store.files import SCHEMA_VERSION, SWEEP_FILE, write_json
+from overlap_bench.harness.stats import paired
+from overlap_bench.harness.store.files import SCHEMA_VERSION, write_json
 from overlap_bench.harness.store.manifest import Manifest, is_moment
 from overlap_bench.harness.workload.workload import Workload
 
-FOLDER = "floors"  # beside the run folders
 STALE_DAYS = 30
 NEEDED = ("engine", "model", "kind", "method")  # a floor that differs in one of these says nothing of a run
 # A floor does not know the toggles, and these depend on little else: 0.04% where all host time is hidden, 1%
@@ -90,12 +90,6 @@ class Shown:
     values: Mapping[str, float]
     remarks: tuple[str, ...]
     outputs: Outputs = NONE_COMPARED  # of the equal arms
-
-
-def folder_of(run: Path) -> Path:
-    """Where the floors of a run are kept: beside it, or beside the sweep that it is a point of."""
-    inside = (run.parent / SWEEP_FILE).exists()
-    return (run.parent.parent if inside else run.parent) / FOLDER
 
 
 def circumstances(manifest: Manifest, blocks: int) -> Circumstances:
@@ -224,7 +218,7 @@ def beside(comparison: Comparison, shown: Shown) -> Comparison:
     }
     row = rows.get(comparison.primary)
     said: list[Warning] = [FloorRemark(line) for line in shown.remarks]
-    if not said and row is not None and row.verdict in verdicts.CHANGES and row.within_floor:
+    if not said and row is not None and row.verdict in decision.CHANGES and row.within_floor:
         said.append(WithinFloor(comparison.primary, row.verdict, row.floor or 0.0))
     outputs = comparison.outputs
     if outputs.identical < outputs.compared and outputs.near_ties is None and shown.outputs.compared:

@@ -20,7 +20,7 @@ from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.store import tables
-from overlap_bench.harness.store.files import SUMMARY_FILE, StoreError, read_summary
+from overlap_bench.harness.store.files import SUMMARY_FILE, StoreError, floors_of, read_summary
 from overlap_bench.harness.store.manifest import Manifest, check_whole, read_manifest
 from overlap_bench.harness.store.tables import Block
 
@@ -92,7 +92,7 @@ def result(folder: Path, manifest: Manifest, read: Iterable[tuple[Block, Values]
         return found
     blocks, per_block = finished(folder, manifest, read)
     found = comparison.result(manifest, blocks, per_block)
-    return noise_floor.beside_known(found, manifest, noise_floor.folder_of(folder))
+    return noise_floor.beside_known(found, manifest, floors_of(folder))
 
 
 def so_far(folder: Path, manifest: Manifest) -> Result | None:

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from overlap_bench.engines import api
+from overlap_bench.harness.analysis import decision
 from overlap_bench.harness.analysis.result import Judged, MetricRow
 from overlap_bench.harness.analysis.words import difference, interval
 from overlap_bench.harness.metrics import definitions, slices
 from overlap_bench.harness.metrics.block import OFFERED, Values, of_block
 from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.stats import paired, verdicts
+from overlap_bench.harness.stats import paired
 from overlap_bench.harness.stats.stopping import ALPHA, Until
 from overlap_bench.harness.store.tables import Block
 from overlap_bench.harness.workload.arrivals import ARRIVALS
@@ -173,7 +174,7 @@ def _enough_of_primary(design: Design, until: Until, per_block: Sequence[Values]
     effect = effect_of(design.primary, measured(design, per_block, [design.primary])[design.primary], alpha)
     if until.precision is None:
         metric = definitions.METRICS[design.primary]
-        said = verdicts.verdict(effect, design.margin, metric.better, metric.is_time, alpha=alpha)
+        said = decision.verdict(effect, design.margin, metric.better, metric.is_time, alpha=alpha)
         said = said or "undecided"
         return said != "undecided", f"{design.primary} is {said}"
     assert effect.low is not None

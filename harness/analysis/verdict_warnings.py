@@ -13,7 +13,7 @@ from overlap_bench.harness.analysis.run_warnings import BlockSeries
 from overlap_bench.harness.analysis.warnings import UNDECIDED, Kind, Severity, Warning
 from overlap_bench.harness.common.formatting import between, duration, percent
 from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.stats import checks, paired
+from overlap_bench.harness.stats import paired
 from overlap_bench.harness.stats.stopping import ALPHA
 from overlap_bench.harness.store.manifest import Manifest
 
@@ -278,14 +278,14 @@ def of_order(
     """What the order of the arms and of the trials did to a change, from one value per trial (`numbers`).
     Where it is described, not judged, a position effect is never said to weaken it: there is no verdict."""
     margin, differences = manifest.design.margin, paired.paired(before, after, "ratio")
-    found = checks.position(differences, [manifest.after_first[number] for number in numbers])
+    found = paired.position(differences, [manifest.after_first[number] for number in numbers])
     if found is None:
         yield OneOrder("second")
     else:
         left = f"given the orders that were drawn, it adds {percent(found.left)} to the change"
         yield from _position(found, "second", left, judged and found.weakens(margin))
-    if checks.sign_flip_disagrees(differences):
-        yield SignFlip((("", checks.sign_flip(differences)),))
+    if paired.sign_flip_disagrees(differences):
+        yield SignFlip((("", paired.sign_flip(differences)),))
     yield from _drift(margin, "both arms", before, after)
 
 
@@ -301,7 +301,7 @@ def of_order_of_factorial(
     per_arm = [values[design.primary][arm.name] for arm in design.arms]
     logs = np.log(per_arm).T
     places = np.array([np.argsort(manifest.drawn[number]) for number in numbers]) / (len(per_arm) - 1)
-    found = checks.position_of_several(logs, places)
+    found = paired.position_of_several(logs, places)
     if found is None:
         yield OneOrder("early or late")
     else:
@@ -310,16 +310,16 @@ def of_order_of_factorial(
         left = f"given the orders that were drawn, it adds up to {found.left:.2%} to an effect"
         yield from _position(found, "last", left, found.weakens(design.margin))
     disagree = tuple(
-        (name, checks.sign_flip(logs @ weights))
+        (name, paired.sign_flip(logs @ weights))
         for name, weights in judged.items()
-        if checks.sign_flip_disagrees(logs @ weights)
+        if paired.sign_flip_disagrees(logs @ weights)
     )
     if disagree:
         yield SignFlip(disagree)
     yield from _drift(design.margin, "all arms", *per_arm)
 
 
-def _position(found: checks.Position, ran: str, left: str, weakens: bool) -> Iterator[Warning]:
+def _position(found: paired.Position, ran: str, left: str, weakens: bool) -> Iterator[Warning]:
     """A position effect whose interval contains 0 is not reported."""
     if found.seen and found.low is not None and found.high is not None:
         severity = Severity.QUALIFIES if weakens else Severity.DESCRIBES
@@ -327,7 +327,7 @@ def _position(found: checks.Position, ran: str, left: str, weakens: bool) -> Ite
 
 
 def _drift(margin: float, arms: str, *per_arm: Sequence[float]) -> Iterator[Warning]:
-    found = checks.drift(*per_arm)
+    found = paired.drift(*per_arm)
     if found is not None and abs(found.change) > margin and found.p < ALPHA:
         yield Drift(found.change, arms)
 

@@ -1,4 +1,4 @@
-"""The command `bench`: every command there is, in the order of the help. How one ends is in exit_codes.py.
+"""The command `bench`: every command there is, in the order of the help. How one ends is in printing.py.
 
 A command's module is imported once the command is asked for: the help of `bench` needs a name and a line of
 each, and `bench variants` no options of a run. Each command is a thin call into the rest, and its heavy
@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from overlap_bench.harness.cli import exit_codes
+from overlap_bench.harness.cli import printing
 
 HELP = "Does this overlap optimization really help, by how much, and how sure are we?"
 # By name: where it is ("MODULE:FUNCTION" of harness.cli), and a line that fits 80 columns.
@@ -90,10 +90,10 @@ def _of_today(word: str) -> str:
     flag, equals, value = word.partition("=")
     if flag not in OLD_FLAGS:
         return word
-    exit_codes.say(f"{flag} is called {OLD_FLAGS[flag]} now")
+    printing.say(f"{flag} is called {OLD_FLAGS[flag]} now")
     return f"{OLD_FLAGS[flag]}{equals}{value}"
 
 
 def main() -> None:
     """Run the command line and exit."""
-    exit_codes.run(Bench())
+    printing.run(Bench())

@@ -11,7 +11,6 @@ import typer
 
 from overlap_bench.engines import api
 from overlap_bench.harness.cli import printing
-from overlap_bench.harness.cli.exit_codes import NO_CULPRIT, say
 from overlap_bench.harness.cli.options import (
     OF_A_PAIR,
     OUTPUT,
@@ -25,7 +24,7 @@ from overlap_bench.harness.cli.options import (
     measuring,
     option,
 )
-from overlap_bench.harness.cli.printing import Format
+from overlap_bench.harness.cli.printing import NO_CULPRIT, Format, say
 from overlap_bench.harness.common.names import of_today
 from overlap_bench.harness.plan.request import Request
 

@@ -26,7 +26,7 @@ from overlap_bench.harness.cli.options import (
     source_of,
 )
 from overlap_bench.harness.cli.printing import Format
-from overlap_bench.harness.common.signals import interruptible
+from overlap_bench.harness.common.processes import interruptible
 from overlap_bench.harness.plan.experiment_file import Adjusted
 
 experiment = typer.Typer(

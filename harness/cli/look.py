@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from overlap_bench.engines import api
 from overlap_bench.harness.cli import printing
-from overlap_bench.harness.cli.exit_codes import say
 from overlap_bench.harness.cli.options import (
     OF_A_LINE,
     OF_A_VERDICT,
@@ -25,8 +24,8 @@ from overlap_bench.harness.cli.options import (
     measuring,
     option,
 )
-from overlap_bench.harness.cli.printing import Format
-from overlap_bench.harness.common.signals import interruptible
+from overlap_bench.harness.cli.printing import Format, say
+from overlap_bench.harness.common.processes import interruptible
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_design
 

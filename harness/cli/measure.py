@@ -12,7 +12,6 @@ import typer
 
 from overlap_bench.engines import api
 from overlap_bench.harness.cli import printing
-from overlap_bench.harness.cli.exit_codes import GATE_FAILED, GATE_UNDECIDED, OUTPUTS_DIFFER, say
 from overlap_bench.harness.cli.options import (
     DESIGN,
     OF_TWO_ARMS,
@@ -32,8 +31,8 @@ from overlap_bench.harness.cli.options import (
     option,
     source_of,
 )
-from overlap_bench.harness.cli.printing import Format
-from overlap_bench.harness.common.signals import interruptible
+from overlap_bench.harness.cli.printing import GATE_FAILED, GATE_UNDECIDED, OUTPUTS_DIFFER, Format, say
+from overlap_bench.harness.common.processes import interruptible
 from overlap_bench.harness.plan.request import GateRequest, Request
 from overlap_bench.harness.plan.settings import make_design
 

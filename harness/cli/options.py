@@ -16,10 +16,9 @@ import msgspec
 import typer
 
 from overlap_bench.engines import api
-from overlap_bench.harness.cli.exit_codes import say
-from overlap_bench.harness.cli.printing import Format
+from overlap_bench.harness.cli.printing import Format, say
 from overlap_bench.harness.common import names
-from overlap_bench.harness.common.signals import interruptible
+from overlap_bench.harness.common.processes import interruptible
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.request import GateRequest, Request
 from overlap_bench.harness.plan.settings import parse_fraction, parse_goodput

@@ -17,7 +17,7 @@ from overlap_bench.harness.common.consoles import Console
 from overlap_bench.harness.common.formatting import blocks_of
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.variants import load_variants
-from overlap_bench.harness.run.events import (
+from overlap_bench.harness.run.messages import (
     BlockBegun,
     BlockDone,
     Booting,
@@ -25,12 +25,12 @@ from overlap_bench.harness.run.events import (
     Foreseen,
     NodeDone,
     Observer,
+    Progress,
     RoundBegun,
     Said,
     SegmentBegun,
     SoFar,
 )
-from overlap_bench.harness.run.messages import Progress
 
 Write = Callable[[str], object]
 QUIET_S = 2.0  # between two lines of reading where there is no terminal; a small file says nothing

@@ -2,26 +2,34 @@
 
 A child gets a session of its own, so that Ctrl-C in a terminal reaches the harness alone, which then ends
 the rest; if the harness is killed, children that asked for it (PDEATHSIG) follow.
+
+Their sockets, logs and trees of refs lie in a room: a folder that is locked by whoever made it, so that the
+next run can tell those whose maker was killed, and removes them. And what ends a run from outside: it goes
+through typer, which would swallow it and what it carries.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import select
+import shutil
 import signal
 import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import psutil
 
 from overlap_bench.engines.machine import known
 from overlap_bench.engines.processes import TERMINATE_S, is_stopped, with_below
-from overlap_bench.harness.common.signals import undisturbed
 
 PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 ROUNDS = 10  # of ending orphans: more than a tree of processes has levels
@@ -213,3 +221,157 @@ def _zombie_code(pid: int) -> int | None:
         return None
     status = int(fields[-1])
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+PREFIX = "bench-"
+LOCK, UNNAMED = "lock", "lock.new"
+OURS = "a folder of bench's, to be removed once nobody holds this lock\n"  # else it is somebody's own
+BEING_MADE_S = 60  # a lock without its name that is older was left by a kill
+SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
+
+
+@contextmanager
+def room(where: str | None = None) -> Iterator[Path]:
+    """A folder in `where` (the temporary folder), gone when this is left; abandoned ones there go first."""
+    where = where or tempfile.gettempdir()
+    remove_abandoned(Path(where))
+    made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
+    try:
+        unnamed = made / UNNAMED
+        with unnamed.open("w") as lock:  # no child inherits it: a device that outlives its run holds no lock
+            lock.write(OURS)
+            lock.flush()
+            with suppress(OSError):  # of a file system without locks: then nobody may find it
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                unnamed.rename(made / LOCK)  # from now on it can be found, and is locked already
+            yield made
+    finally:
+        with undisturbed():
+            _remove(made)
+
+
+def for_sockets() -> AbstractContextManager[Path]:
+    """A room whose path is short enough to be followed by a socket's name."""
+    return room(None if len(tempfile.gettempdir()) < SOCKET_PATH else "/tmp")
+
+
+def remove_abandoned(where: Path) -> None:
+    """Every room of this user in `where` that nobody holds."""
+    for lock in (each for name in (LOCK, UNNAMED) for each in where.glob(f"{PREFIX}*/{name}")):
+        try:
+            if lock.stat().st_uid != os.getuid() or not lock.is_file():
+                continue
+            if lock.name != LOCK and time.time() - lock.stat().st_mtime < BEING_MADE_S:
+                continue
+            with lock.open(errors="replace") as held:
+                if held.read(len(OURS)) != OURS:
+                    continue
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(lock.parent)
+        except OSError:  # held, or gone meanwhile
+            continue
+
+
+def _remove(made: Path) -> None:
+    """The lock goes last, once all else is gone: by it what a kill leaves of this is found again."""
+    with suppress(OSError):
+        for each in made.iterdir():
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each, ignore_errors=True)
+            elif each.name != LOCK:
+                each.unlink()
+        if not [each for each in made.iterdir() if each.name != LOCK]:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # a job that is cancelled, a terminal that is closed
+
+
+class Ended(KeyboardInterrupt):
+    """One of `ENDING`. Whatever cleans up after a Ctrl-C does so after these too."""
+
+    def __init__(self, by: signal.Signals) -> None:
+        super().__init__()
+        self.by = by
+
+
+class Interrupted(Exception):
+    """Ctrl-C, or one of `ENDING`; the message says what is kept."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """A Ctrl-C inside is raised as Interrupted, and so is each of `ENDING`, unless it is ignored, as SIGHUP
+    is under `nohup`."""
+    taken = [each for each in ENDING if _in_main_thread() and signal.getsignal(each) == signal.SIG_DFL]
+    for each in taken:
+        signal.signal(each, _end)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise _interrupted(error) from error
+    except OSError as error:  # a closed terminal takes no last line
+        if isinstance(error.__context__, Ended):
+            raise _interrupted(error.__context__) from error
+        raise
+    finally:
+        for each in taken:
+            signal.signal(each, signal.SIG_DFL)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside, a Ctrl-C and each of `ENDING` are ignored, so that no clean-up stops half way."""
+    every = (signal.SIGINT, *ENDING) if _in_main_thread() else ()
+    previous = {each: signal.signal(each, signal.SIG_IGN) for each in every}
+    try:
+        yield
+    finally:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+
+
+@contextmanager
+def postponed() -> Iterator[None]:
+    """Inside, a Ctrl-C and each of `ENDING` waits for the end of this. For what must not be left half done, a
+    process that runs and that nobody knows of yet; a signal that is blocked, or ignored, would be so in the
+    process too."""
+    came: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    every = (signal.SIGINT, *ENDING) if _in_main_thread() else ()
+    taken = [each for each in every if signal.getsignal(each) != signal.SIG_IGN]
+    previous = {each: signal.signal(each, remember) for each in taken}
+    try:
+        yield
+    finally:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+        if came:
+            signal.raise_signal(signal.Signals(came[0]))
+
+
+def notes(error: BaseException) -> list[str]:
+    """What was added to an error on its way: how to go on, and the like."""
+    return list(getattr(error, "__notes__", []))
+
+
+def _interrupted(error: KeyboardInterrupt) -> Interrupted:
+    by = error.by if isinstance(error, Ended) else signal.SIGINT
+    said = "interrupted" if by == signal.SIGINT else f"ended by {by.name}"
+    return Interrupted("; ".join([said, *notes(error)]), 128 + by)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise Ended(signal.Signals(number))
+
+
+def _in_main_thread() -> bool:
+    """Only there may a handler be set."""
+    return threading.current_thread() is threading.main_thread()

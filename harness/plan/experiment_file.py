@@ -21,7 +21,7 @@ from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.design import MARGIN, Arm, Design
 from overlap_bench.harness.plan.settings import DEVICES, convert_workload, make_arm, turns_of
 from overlap_bench.harness.plan.variants import Variant, load_variants
-from overlap_bench.harness.workload.check import check as check_workload
+from overlap_bench.harness.workload.plan import check as check_workload
 from overlap_bench.harness.workload.workload import DEFAULT, Workload
 
 FEWEST_BLOCKS = 4  # under which an interval is too wide to lay beside any claim

@@ -26,7 +26,7 @@ from overlap_bench.harness.stats import stopping as early
 from overlap_bench.harness.stats.stopping import Until
 from overlap_bench.harness.workload import lengths
 from overlap_bench.harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
-from overlap_bench.harness.workload.check import check as check_workload
+from overlap_bench.harness.workload.plan import check as check_workload
 from overlap_bench.harness.workload.prompts import ENGLISH, OPENINGS, are_conversations
 from overlap_bench.harness.workload.workload import LENGTHS, Workload
 

@@ -14,7 +14,7 @@ import pandas as pd
 from overlap_bench.engines import api
 from overlap_bench.harness.common.formatting import blocks_of, duration, minutes_of
 from overlap_bench.harness.plan.design import Design
-from overlap_bench.harness.run.events import BlockDone, Event, Foreseen, Observer, Said
+from overlap_bench.harness.run.messages import BlockDone, Event, Foreseen, Observer, Said
 from overlap_bench.harness.workload.arrivals import ARRIVALS, NS_PER_S
 from overlap_bench.harness.workload.workload import Workload
 

@@ -12,8 +12,8 @@ import msgspec
 from overlap_bench.engines import api
 from overlap_bench.engines.preflight import REFUSED
 from overlap_bench.harness.plan.design import Arm
-from overlap_bench.harness.run.events import Said
 from overlap_bench.harness.run.hosts import SIDE_BY_SIDE, RunFailed, environment, spec_of
+from overlap_bench.harness.run.messages import Said
 
 PREFLIGHT = "overlap_bench.engines.preflight"
 PREFLIGHT_S = 600  # for an engine to say what can't work; it may import for a minute

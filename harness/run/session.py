@@ -23,12 +23,12 @@ from overlap_bench.harness.common import processes
 from overlap_bench.harness.common.processes import Child
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.run import messages, records
-from overlap_bench.harness.run.events import Booting, Said
 from overlap_bench.harness.run.hosts import (
     EXPLAIN_MS,
     HOST,
     ROLES,
     SIDE_BY_SIDE,
+    Link,
     RunFailed,
     Trees,
     bytecode_in,
@@ -43,7 +43,7 @@ from overlap_bench.harness.run.hosts import (
     side_by_side,
     spec_of,
 )
-from overlap_bench.harness.run.link import Link
+from overlap_bench.harness.run.messages import Booting, Said
 from overlap_bench.harness.workload.plan import Planned
 
 STALL_S = 60.0  # requests in flight and no event for so long: the engine is taken for dead

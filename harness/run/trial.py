@@ -39,8 +39,10 @@ from overlap_bench.harness.plan.design import (
     turn_order,
     workload_order,
 )
-from overlap_bench.harness.run import readings, records
-from overlap_bench.harness.run.events import (
+from overlap_bench.harness.run import records
+from overlap_bench.harness.run.forecast import block_seconds, costs, sized
+from overlap_bench.harness.run.hosts import Trees
+from overlap_bench.harness.run.messages import (
     BlockBegun,
     BlockDone,
     Event,
@@ -50,8 +52,6 @@ from overlap_bench.harness.run.events import (
     Said,
     SegmentBegun,
 )
-from overlap_bench.harness.run.forecast import block_seconds, costs, sized
-from overlap_bench.harness.run.hosts import Trees
 from overlap_bench.harness.run.session import Booted, Session
 from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.manifest import Manifest, without_places
@@ -330,17 +330,17 @@ def _joined(design: Design, parts: Mapping[str, Sequence[pd.DataFrame]]) -> Tabl
 
 def _round(
     session: Session, design: Design, block: int, index: int, booted: Booted, context: int,
-    gpu: readings.Gpu | None, own: set[int], observe: Observer,
+    gpu: records.Gpu | None, own: set[int], observe: Observer,
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
     workload = design.workload if index >= 0 else warmup(design.workload)
     seed = round_seed(design.seed, block, index)
     asked, passed_over = planned(workload, seed, booted, context)
     pids = {**booted.pids, **session.pids}
     session.begin(booted)
-    start = readings.read(pids)
+    start = records.read_counters(pids)
     done = session.load(booted, asked, workload.concurrency, workload.interval_ns, observe)
     card = {} if gpu is None else gpu.read(own)  # first: a card that is idle soon says nothing of its load
-    row = readings.between(start, readings.read(pids)) | card
+    row = records.counters_between(start, records.read_counters(pids)) | card
     record = session.collect(booted)
     if all(done.data.errors):
         raise api.EngineError(f"{booted.arm.name} served no request: {done.data.errors[0]}")
@@ -468,9 +468,9 @@ def planned(
     return plan(workload, seed, tokenizer, context), skipped(workload, seed, tokenizer, context)
 
 
-def _gpu(booted: Booted, stack: ExitStack) -> readings.Gpu | None:
+def _gpu(booted: Booted, stack: ExitStack) -> records.Gpu | None:
     """NVML's view of the card, where the engine runs on one and NVML can be had."""
     if booted.description.device["kind"] != "cuda":
         return None
-    gpu = readings.open_gpu({**os.environ, **booted.arm.env})
+    gpu = records.open_gpu({**os.environ, **booted.arm.env})
     return gpu and stack.enter_context(gpu)

@@ -36,6 +36,7 @@ PARTIAL = ".partial"
 PROFILE = "profile"  # what a profile's folder says it is, in PROFILE_FILE
 PROFILE_FILE = "profile.json"
 SWEEP_FILE = "sweep.json"  # what makes a folder of runs a sweep; see plan/grid.py
+FLOORS = "floors"  # beside the folders of runs: what equal arms show (analysis/noise_floor.py)
 EXPERIMENT_FILE = "experiment.json"  # the same of an experiment; see studies/experiment.py
 EVALUATION_FILE = "evaluation.json"
 BISECTION_FILE = "bisect.json"
@@ -50,6 +51,12 @@ class StoreError(api.BadFile):
 
 class WriteFailed(api.EngineError):
     """A result can't be written, as where the disk is full: the run has failed (exit code 4)."""
+
+
+def floors_of(run: Path) -> Path:
+    """Where the noise floors of a run are kept: beside it, or beside the sweep that it is a point of."""
+    inside = (run.parent / SWEEP_FILE).exists()
+    return (run.parent.parent if inside else run.parent) / FLOORS
 
 
 def prepare(results: Path) -> None:

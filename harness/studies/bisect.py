@@ -32,8 +32,8 @@ from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_design
 from overlap_bench.harness.plan.variants import load_variants
 from overlap_bench.harness.run import overlay, trial, worktrees
-from overlap_bench.harness.run.events import Booting, Event, Foreseen, Said
 from overlap_bench.harness.run.hosts import Trees, engines_of
+from overlap_bench.harness.run.messages import Booting, Event, Foreseen, Said
 from overlap_bench.harness.run.session import Session
 from overlap_bench.harness.stats import bisection
 from overlap_bench.harness.stats.bisection import Posterior, Trial

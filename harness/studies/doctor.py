@@ -24,9 +24,10 @@ from overlap_bench.harness.common import core_speed, machine
 from overlap_bench.harness.common.formatting import between, duration
 from overlap_bench.harness.metrics.definitions import SLICED
 from overlap_bench.harness.plan.design import MARGIN
-from overlap_bench.harness.run import readings
+from overlap_bench.harness.run import records
 from overlap_bench.harness.run.hosts import bytecode_is_kept
 from overlap_bench.harness.stats import planning
+from overlap_bench.harness.store.files import FLOORS
 
 CPU = Path("/sys/devices/system/cpu")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -65,7 +66,7 @@ def examine(results: Path) -> list[Finding]:
     busy = known(keep_busy, None)
     while_busy = [told(each, busy) for each in (steal, speed)]
     after = [told(each) for each in (wake_ups, huge_pages, swap, memory, scheduler_slice, bytecode)]
-    return [*at_rest, *while_busy, *after, decides(results / noise_floor.FOLDER)]
+    return [*at_rest, *while_busy, *after, decides(results / FLOORS)]
 
 
 def told(check: Callable[..., Finding], *given: object) -> Finding:
@@ -126,7 +127,7 @@ def load_average() -> Finding:
 
 def keep_busy() -> Busy:
     """Nothing can be stolen from a core that has no work: those of core_speed.cores are given some."""
-    start = readings.cpu_ticks()
+    start = records.cpu_ticks()
     command = [sys.executable, "-I", core_speed.__file__]
     running = [
         subprocess.Popen(
@@ -135,7 +136,7 @@ def keep_busy() -> Busy:
         for core in core_speed.cores()
     ]
     loops = [float(each) for process in running for each in process.communicate()[0].split()]
-    ticks = [end - begin for begin, end in zip(start, readings.cpu_ticks(), strict=True)]
+    ticks = [end - begin for begin, end in zip(start, records.cpu_ticks(), strict=True)]
     idle = ticks[3] + ticks[4]
     return Busy(ticks[7] / max(1, sum(ticks) - idle), loops)
 

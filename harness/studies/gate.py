@@ -37,7 +37,7 @@ from overlap_bench.harness.plan.variants import load_variants
 from overlap_bench.harness.run.hosts import engines_of
 from overlap_bench.harness.run.overlay import check as check_pattern
 from overlap_bench.harness.run.worktrees import resolve, uncommitted
-from overlap_bench.harness.store.files import read_json, read_json_lines, write_json_lines
+from overlap_bench.harness.store.files import floors_of, read_json, read_json_lines, write_json_lines
 from overlap_bench.harness.store.manifest import fresh
 from overlap_bench.harness.studies import measure as measure_
 from overlap_bench.harness.studies.measure import Display, Source, trials
@@ -163,7 +163,7 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
         judged, most, level, compared, manifest.promises_outputs, failing, apart, chosen, seconds,
         believed=by_rounds if doubt and not (manifest.never_ran or between) else {},
     )  # fmt: skip
-    known = noise_floor.beside_known(summary, manifest, noise_floor.folder_of(folder))
+    known = noise_floor.beside_known(summary, manifest, floors_of(folder))
     return msgspec.structs.replace(known, gate=found)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from overlap_bench.harness.analysis import noise_floor
 from overlap_bench.harness.analysis.comparison import result
 from overlap_bench.harness.analysis.outputs import outputs_differ
 from overlap_bench.harness.analysis.plain import to_stored
@@ -19,10 +18,10 @@ from overlap_bench.harness.analysis.values import block_seconds, block_values, e
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.run import trial
-from overlap_bench.harness.run.events import BlockBegun, Observer, Said, SoFar
 from overlap_bench.harness.run.forecast import Clock
+from overlap_bench.harness.run.messages import BlockBegun, Observer, Said, SoFar
 from overlap_bench.harness.run.session import Session, checked_out
-from overlap_bench.harness.store.files import StoreError, write_summary
+from overlap_bench.harness.store.files import StoreError, floors_of, write_summary
 from overlap_bench.harness.store.manifest import (
     Manifest,
     Run,
@@ -132,8 +131,11 @@ def in_steps(run: Run, display: Display, source: Source) -> Steps:
                     yield
             blocks = judged(source, folder, manifest, blocks, observe)
         found = result(manifest, blocks, values)
-        floors = noise_floor.folder_of(folder)
-        found = noise_floor.with_floor(found, manifest, floors, block_seconds(blocks))
+        floors = floors_of(folder)
+        if design.against_itself or floors.is_dir():
+            from overlap_bench.harness.analysis import noise_floor
+
+            found = noise_floor.with_floor(found, manifest, floors, block_seconds(blocks))
         write_summary(folder, to_stored(found))
         return Outcome(found, outputs_differ(manifest, found), folder)
 

@@ -19,8 +19,7 @@ from overlap_bench.engines import api
 from overlap_bench.engines.tracing import WINDOW, WINDOW_DOMAIN
 from overlap_bench.harness.common import processes
 from overlap_bench.harness.common.machine import Code, Machine, code, fingerprint, versions
-from overlap_bench.harness.common.processes import Child
-from overlap_bench.harness.common.signals import postponed, undisturbed
+from overlap_bench.harness.common.processes import Child, postponed, undisturbed
 from overlap_bench.harness.plan.design import Arm, Design, round_seed
 from overlap_bench.harness.run import records
 from overlap_bench.harness.run.hosts import RunFailed, environment

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis import across_runs, noise_floor
+from overlap_bench.harness.analysis import across_runs
 from overlap_bench.harness.analysis import stored as stored_
 from overlap_bench.harness.analysis.noise_floor import with_floor
 from overlap_bench.harness.analysis.plain import to_plain
@@ -17,7 +17,7 @@ from overlap_bench.harness.analysis.result import Comparison, Outputs
 from overlap_bench.harness.common.machine import Machine
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.report import formats
-from overlap_bench.harness.store.files import StoreError
+from overlap_bench.harness.store.files import StoreError, floors_of
 from overlap_bench.harness.store.manifest import Imported, Manifest, read_manifest, write_manifest
 from overlap_bench.harness.store.tables import finished_blocks, read_table, table_path, write_table
 from overlap_bench.harness.workload.workload import Workload
@@ -61,7 +61,7 @@ def test_the_arms_of_one_run_are_compared_as_it_did(tmp_path: Path) -> None:
 def test_the_noise_floor_stands_beside_a_runs_own_comparison(tmp_path: Path) -> None:
     run = stored(tmp_path, "a", 0.9)
     equal = manifest(against_itself=True)
-    with_floor(result(1.0, equal, noise=0.2), equal, noise_floor.folder_of(Path(run)))
+    with_floor(result(1.0, equal, noise=0.2), equal, floors_of(Path(run)))
     found = only(across_runs.compare([run]))
     assert found.metrics["tpot_ms_p50"].floor > 0
     assert "arms of equal code differ here by more than its change" in "\n".join(warned(found))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import overlap_bench
 from overlap_bench.engines import api
 from overlap_bench.engines.vllm import SPEC as VLLM
-from overlap_bench.harness.analysis import comparison, factorial
+from overlap_bench.harness.analysis import comparison, decision, factorial
 from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.analysis.result import FactorialResult, Result
 from overlap_bench.harness.metrics import definitions
@@ -23,7 +23,7 @@ from overlap_bench.harness.metrics.definitions import PAIRS, SLICED, UNDISTURBED
 from overlap_bench.harness.plan.factors import make_factorial
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.report import factorial_tables, formats, page
-from overlap_bench.harness.stats import contrasts, paired, verdicts
+from overlap_bench.harness.stats import contrasts, paired
 from overlap_bench.harness.store.manifest import Manifest, read_manifest
 from overlap_bench.harness.studies import factorial as factorial_run
 from tests.support.clockwork import CLOCKWORK, installed
@@ -245,7 +245,7 @@ def test_each_effect_alone_with_the_others_and_on_average() -> None:
 
 def test_verdicts_are_adjusted_over_main_effects_and_pairs() -> None:
     rows = factorial_found().factorial.metrics["tpot_ms_p50"].effects
-    adjusted = verdicts.holm({tuple(row.effect): row.p for row in rows})
+    adjusted = decision.holm({tuple(row.effect): row.p for row in rows})
     assert [row.p_adjusted for row in rows] == pytest.approx([*adjusted.values()])
     others = factorial_found().factorial.metrics["latency_ms_p50"].effects
     assert {row.verdict for row in others} == {None}

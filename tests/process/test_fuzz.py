@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from overlap_bench.harness.cli import app, exit_codes
+from overlap_bench.harness.cli import app, printing
 from overlap_bench.harness.common import machine
 from overlap_bench.harness.serve import mock
 from overlap_bench.harness.studies.evaluation import evaluate
@@ -77,7 +77,7 @@ def end_of(*words: str) -> str:
     out, err = io.StringIO(), io.StringIO()
     with patch.object(sys, "argv", ["bench", *words]), redirect_stdout(out), redirect_stderr(err):
         try:
-            exit_codes.run(COMMAND)
+            printing.run(COMMAND)
         except Starting:
             return "would start"
         except SystemExit as end:

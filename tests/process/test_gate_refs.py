@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from overlap_bench.engines import api
-from overlap_bench.harness.common.temporary import remove_abandoned, room
+from overlap_bench.harness.common.processes import remove_abandoned, room
 from overlap_bench.harness.run import worktrees
 from overlap_bench.harness.store.manifest import read_manifest
 from tests.support.bench_command import start

@@ -17,7 +17,7 @@ from overlap_bench.engines import machine as of_engines
 from overlap_bench.engines import processes
 from overlap_bench.harness.common import core_speed, machine
 from overlap_bench.harness.common import processes as started
-from overlap_bench.harness.run import readings
+from overlap_bench.harness.run import records
 from overlap_bench.harness.studies import doctor
 from tests.support.bench_command import wait_until
 from tests.support.places import ROOT
@@ -87,13 +87,13 @@ def test_a_card_whose_name_is_no_text_is_a_card(
 def test_a_driver_may_fail_as_it_likes(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(pynvml, "nvmlInit", failing(error))
     assert machine.gpu_names() == []
-    assert readings.open_gpu({}) is None
+    assert records.open_gpu({}) is None
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
     monkeypatch.setattr(pynvml, "nvmlShutdown", failing(error))
     for name in [each for each in vars(pynvml) if each.startswith("nvmlDeviceGet") and "Handle" not in each]:
         monkeypatch.setattr(pynvml, name, failing(error))
-    with readings.Gpu({}) as gpu:
+    with records.Gpu({}) as gpu:
         assert gpu.read({1}) == {}
 
 
@@ -111,13 +111,13 @@ def test_a_driver_may_fail_as_it_likes(monkeypatch: pytest.MonkeyPatch, error: E
 def test_cpu_time_that_is_hidden_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, ticks: list[int] | None
 ) -> None:
-    monkeypatch.setattr(readings, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(records, "STAT", tmp_path / "stat")
     if content is not None:
-        readings.STAT.write_text(content)
-    assert of_engines.known(readings.cpu_ticks, None) == ticks
-    start = readings.read({"self": os.getpid()})
+        records.STAT.write_text(content)
+    assert of_engines.known(records.cpu_ticks, None) == ticks
+    start = records.read_counters({"self": os.getpid()})
     assert ("busy" in start) == (ticks is not None)
-    row = readings.between(start, readings.read({"self": os.getpid()}))
+    row = records.counters_between(start, records.read_counters({"self": os.getpid()}))
     assert "steal_share" not in row  # no time went by, or none is told
     assert row["cpu_ms.self"] >= 0
 
@@ -128,7 +128,7 @@ def test_nothing_that_the_machine_hides_ends_a_reading_or_a_doctors_visit(
     for module, name in (
         (os, "getloadavg"),
         (os, "sched_setaffinity"),
-        (readings, "cpu_ticks"),
+        (records, "cpu_ticks"),
         (core_speed, "mean_loop_us"),
         (psutil, "process_iter"),
         (psutil, "virtual_memory"),
@@ -137,7 +137,9 @@ def test_nothing_that_the_machine_hides_ends_a_reading_or_a_doctors_visit(
         (machine, "version"),
     ):
         monkeypatch.setattr(module, name, failing(PermissionError(13, "masked")))
-    row = readings.between(readings.read({"self": os.getpid()}), readings.read({"self": os.getpid()}))
+    row = records.counters_between(
+        records.read_counters({"self": os.getpid()}), records.read_counters({"self": os.getpid()})
+    )
     assert set(row) <= {"load_1m", "frequency_mhz"}
     assert machine.fingerprint().memory_gib == 0
     assert set(machine.versions()) == {"python"}
@@ -164,7 +166,7 @@ def test_what_was_started_is_found_where_the_time_of_boot_is_hidden(monkeypatch:
         parent, sleeping = found
         assert parent == child.pid
         assert started.below() >= set(found)
-        assert f"{readings.OWN} {sleeping}" in readings.read({"self": here})
+        assert f"{records.OWN} {sleeping}" in records.read_counters({"self": here})
         os.kill(sleeping, signal.SIGSTOP)
         wait_until(lambda: processes.is_stopped(sleeping))
         of_child = [started.Child("server", child.pid, None)]

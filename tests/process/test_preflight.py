@@ -10,7 +10,7 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.run import hosts, preflight, session
-from overlap_bench.harness.run.events import Booting, Said
+from overlap_bench.harness.run.messages import Booting, Said
 
 NAMES = ("before", "after", "third", "fourth")
 ASKED_FOR = {"before": "before", "after": "after", "third": "after", "fourth": "fourth"}  # third is as after

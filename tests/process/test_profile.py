@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from overlap_bench.engines import api
-from overlap_bench.harness.common.signals import Interrupted, interruptible
+from overlap_bench.harness.common.processes import Interrupted, interruptible
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_design

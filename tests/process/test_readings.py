@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from overlap_bench.harness.common import core_speed
-from overlap_bench.harness.run import readings
+from overlap_bench.harness.run import records
 from tests.support.bench_command import wait_until
 
 ALLOWED = os.sched_getaffinity(0)  # before any test here takes a reading
@@ -18,27 +18,27 @@ ALLOWED = os.sched_getaffinity(0)  # before any test here takes a reading
 
 def test_cpu_time_is_that_of_every_thread_to_the_nanosecond() -> None:
     before = time.process_time_ns()
-    found = readings.cpu_ns(os.getpid())
+    found = records.cpu_ns(os.getpid())
     assert before <= found <= time.process_time_ns()
 
 
 def test_a_process_that_is_gone_is_left_out() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    values = readings.read({"self": os.getpid(), "gone": child.pid})
+    values = records.read_counters({"self": os.getpid(), "gone": child.pid})
     assert {name for name in values if "." in name} == {
         "cpu_ms.self",
         "switches_voluntary.self",
         "switches_forced.self",
     }
     with pytest.raises(OSError, match="Invalid argument"):
-        readings.cpu_ns(child.pid)
+        records.cpu_ns(child.pid)
 
 
 def test_a_round_gets_the_differences() -> None:
-    start = readings.read({"self": os.getpid()})
+    start = records.read_counters({"self": os.getpid()})
     sum(range(200_000))
-    row = readings.between(start, readings.read({"self": os.getpid()}))
+    row = records.counters_between(start, records.read_counters({"self": os.getpid()}))
     assert row["cpu_ms.self"] > 0
     assert row["switches_voluntary.self"] >= 0
     assert row["load_1m"] >= 0
@@ -48,7 +48,7 @@ def test_a_round_gets_the_time_of_a_loop_before_and_after(monkeypatch: pytest.Mo
     assert 1 < core_speed.mean_loop_us() < 100_000
     assert os.sched_getaffinity(0) == ALLOWED
     monkeypatch.setattr(core_speed, "mean_loop_us", iter([150.0, 210.0]).__next__)
-    assert readings.between(readings.read({}), readings.read({}))["loop_us"] == 180
+    assert records.counters_between(records.read_counters({}), records.read_counters({}))["loop_us"] == 180
 
 
 def test_of_many_cores_a_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,24 +58,24 @@ def test_of_many_cores_a_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def own_ms(values: dict[str, float]) -> float:
-    return sum(value for name, value in values.items() if name.startswith(readings.OWN))
+    return sum(value for name, value in values.items() if name.startswith(records.OWN))
 
 
 def test_what_a_process_of_the_run_started_is_no_stranger() -> None:
     burn = "import time\nwhile time.process_time() < 1: pass"  # of CPU time: others may keep the cores busy
     start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}]); input()"
     with subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE) as parent:
-        began = readings.read({"server": parent.pid})
-        wait_until(lambda: own_ms(readings.read({"server": parent.pid})) - own_ms(began) >= 100)
-        row = readings.between(began, readings.read({"server": parent.pid}))
+        began = records.read_counters({"server": parent.pid})
+        wait_until(lambda: own_ms(records.read_counters({"server": parent.pid})) - own_ms(began) >= 100)
+        row = records.counters_between(began, records.read_counters({"server": parent.pid}))
         parent.stdin.close()
-    assert not any(name.startswith(readings.OWN) for name in row)
+    assert not any(name.startswith(records.OWN) for name in row)
 
 
 def test_a_card_is_found_by_its_index_or_its_uuid() -> None:
     for visible, card in {"": 0, "2,0": 2, "GPU-5ac1": "GPU-5ac1", "MIG-7,GPU-1": "MIG-7"}.items():
-        assert readings.visible_gpu({"CUDA_VISIBLE_DEVICES": visible}) == card
-    assert readings.visible_gpu({}) == 0
+        assert records.visible_gpu({"CUDA_VISIBLE_DEVICES": visible}) == card
+    assert records.visible_gpu({}) == 0
 
 
 def test_nvml_that_does_not_know_the_card_is_shut_down_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_nvml_that_does_not_know_the_card_is_shut_down_again(monkeypatch: pytest
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", fail)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: shut_down.append(True))
-    assert readings.open_gpu({}) is None
+    assert records.open_gpu({}) is None
     assert shut_down == [True]
 
 
@@ -107,5 +107,5 @@ def test_processes_on_the_card_are_others_only_where_ours_are_among_them(
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", {"GPU-5ac1": card}.__getitem__)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", {card: on_card}.__getitem__)
     for environment in ({}, {"CUDA_VISIBLE_DEVICES": "GPU-5ac1"}):
-        with readings.Gpu(environment) as gpu:
+        with records.Gpu(environment) as gpu:
             assert gpu.read({1, 2, 9}).get("gpu_other_processes") == others

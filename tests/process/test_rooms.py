@@ -9,12 +9,12 @@ from typing import NoReturn
 
 import pytest
 
-from overlap_bench.harness.common import temporary
-from overlap_bench.harness.common.temporary import OURS, room
+from overlap_bench.harness.common import processes
+from overlap_bench.harness.common.processes import OURS, room
 
 HOLD = """
 import sys, time
-from overlap_bench.harness.common.temporary import OURS, room
+from overlap_bench.harness.common.processes import OURS, room
 with room(sys.argv[1]) as made:
     print(made, flush=True)
     time.sleep(600)
@@ -49,7 +49,7 @@ def test_where_locks_fail_a_folder_is_nobody_elses_to_remove(
         raise OSError(ENOLCK, "No locks available")
 
     with monkeypatch.context() as without:
-        without.setattr(temporary.fcntl, "flock", fail)
+        without.setattr(processes.fcntl, "flock", fail)
         with room(str(tmp_path)) as made, room(str(tmp_path)) as other:
             assert made.is_dir()
             without.undo()
@@ -66,7 +66,7 @@ def test_a_removal_that_was_killed_half_way_is_finished_by_the_next_run(
         with room(str(tmp_path)) as made:
             (made / "a").write_text("")
             (made / "tree").mkdir()
-            killed.setattr(temporary.shutil, "rmtree", lambda *_, **__: None)
+            killed.setattr(processes.shutil, "rmtree", lambda *_, **__: None)
         assert made.is_dir()
     with room(str(tmp_path)) as other:
         assert set(tmp_path.iterdir()) == {other}

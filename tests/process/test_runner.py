@@ -22,9 +22,9 @@ from overlap_bench.engines import api
 from overlap_bench.engines.api import BadSetting
 from overlap_bench.engines.processes import ORPHANED
 from overlap_bench.harness.common import processes
-from overlap_bench.harness.common.signals import Interrupted, interruptible
+from overlap_bench.harness.common.processes import Interrupted, interruptible
 from overlap_bench.harness.plan.design import Arm
-from overlap_bench.harness.run import forecast, hosts, link, session, trial
+from overlap_bench.harness.run import forecast, hosts, session, trial
 from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.manifest import held, read_manifest, write_manifest
@@ -263,7 +263,7 @@ def test_a_host_that_was_killed_is_named_though_what_it_started_ends_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel ends them in this order, and the harness may look in between."""
-    monkeypatch.setattr(link, "GONE_MS", 1000 * PATIENCE_S)
+    monkeypatch.setattr(hosts, "GONE_MS", 1000 * PATIENCE_S)
     with session.Session(generator=False) as run, subprocess.Popen(["sleep", "600"]) as started:
         host = processes.start("engine host of before", ["sleep", "600"], os.environ, tmp_path / "log")
         device = processes.adopt("device process of before", started.pid)
@@ -329,7 +329,7 @@ def ended(context, socket):
 zmq.Context._add_socket = ended
 """
 WITHOUT_LOAD = """
-from overlap_bench.harness.common.signals import interruptible
+from overlap_bench.harness.common.processes import interruptible
 from overlap_bench.harness.run.session import Session
 with interruptible(), Session(generator=False):
     pass

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 import overlap_bench
 from overlap_bench.engines import api
 from overlap_bench.engines.overlap import SPEC
-from overlap_bench.harness.analysis import noise_floor
 from overlap_bench.harness.analysis import sweep as sweep_
 from overlap_bench.harness.analysis.warnings import Severity, Told
 from overlap_bench.harness.common import formatting
@@ -24,7 +23,7 @@ from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.variants import load_variants
 from overlap_bench.harness.report import page, sweep_tables
 from overlap_bench.harness.store import sweep
-from overlap_bench.harness.store.files import SWEEP_FILE, StoreError, write_json
+from overlap_bench.harness.store.files import SWEEP_FILE, StoreError, floors_of, write_json
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
 from overlap_bench.harness.store.tables import write_block
 from tests.support.bench_command import start
@@ -231,8 +230,8 @@ def test_a_sweep_goes_on_as_it_was_asked_for(tmp_path: Path) -> None:
 
 def test_the_floors_of_a_point_lie_beside_its_sweep(tmp_path: Path) -> None:
     folder = stored_sweep(tmp_path / "a-sweep")
-    assert noise_floor.folder_of(folder / "run-0") == tmp_path / "floors"
-    assert noise_floor.folder_of(tmp_path / "a-run") == tmp_path / "floors"
+    assert floors_of(folder / "run-0") == tmp_path / "floors"
+    assert floors_of(tmp_path / "a-run") == tmp_path / "floors"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from overlap_bench.engines import api
 from overlap_bench.engines.vllm import SPEC
-from overlap_bench.harness.cli.exit_codes import GATE_FAILED
+from overlap_bench.harness.cli.printing import GATE_FAILED
 from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.metrics.definitions import SLICED
 from overlap_bench.harness.plan.design import Arm

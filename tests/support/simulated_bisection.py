@@ -16,8 +16,8 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import bisection as analysis
 from overlap_bench.harness.plan.request import Request
-from overlap_bench.harness.run.events import Booting, Foreseen
 from overlap_bench.harness.run.hosts import Trees
+from overlap_bench.harness.run.messages import Booting, Foreseen
 from overlap_bench.harness.store.bisection import BAD, GOOD, Bisection
 from overlap_bench.harness.store.manifest import ChangedCode, Overlaid
 from overlap_bench.harness.store.tables import COLUMNS, whole

@@ -32,13 +32,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from overlap_bench.engines import api
-from overlap_bench.harness.common.signals import ENDING, undisturbed
+from overlap_bench.harness.common.processes import ENDING, undisturbed
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.run.cluster import node
 from overlap_bench.harness.run.cluster.node import Measured
 from overlap_bench.harness.run.cluster.places import LOOK_S, RESOURCE, Lookout, Places
-from overlap_bench.harness.run.events import BlockBegun, BlockDone, NodeDone, Observer, Said
 from overlap_bench.harness.run.hosts import RunFailed
+from overlap_bench.harness.run.messages import BlockBegun, BlockDone, NodeDone, Observer, Said
 from overlap_bench.harness.store.manifest import Manifest, Repeat, sign_anew, write_manifest
 from overlap_bench.harness.store.tables import (
     TABLES,

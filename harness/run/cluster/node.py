@@ -15,8 +15,8 @@ from overlap_bench.harness.common.machine import Machine
 from overlap_bench.harness.common.names import difference
 from overlap_bench.harness.metrics.block import Values, of_block
 from overlap_bench.harness.run import trial
-from overlap_bench.harness.run.events import Event, Said
 from overlap_bench.harness.run.hosts import spec_of
+from overlap_bench.harness.run.messages import Event, Said
 from overlap_bench.harness.run.session import Session, checked_out
 from overlap_bench.harness.store.manifest import Manifest, check_same_data
 from overlap_bench.harness.store.tables import Block, packed

@@ -7,18 +7,18 @@ import pytest
 from msgspec.structs import replace
 
 from overlap_bench.harness.cli.progress import MUCH_STOLEN, Display, on_stderr, question
-from overlap_bench.harness.run.events import (
+from overlap_bench.harness.run.messages import (
     BlockBegun,
     BlockDone,
     Booting,
     Foreseen,
     NodeDone,
+    Progress,
     RoundBegun,
     Said,
     SegmentBegun,
     SoFar,
 )
-from overlap_bench.harness.run.messages import Progress
 from tests.support.made_blocks import manifest
 
 

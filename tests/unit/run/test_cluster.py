@@ -19,8 +19,8 @@ from overlap_bench.harness.common.machine import Code
 from overlap_bench.harness.run import trial
 from overlap_bench.harness.run.cluster import driver, node
 from overlap_bench.harness.run.cluster.places import HEAD_S, RESOURCE, Lookout, Places, places
-from overlap_bench.harness.run.events import Event, Said
 from overlap_bench.harness.run.hosts import RunFailed
+from overlap_bench.harness.run.messages import Event, Said
 from overlap_bench.harness.store import trust
 from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.manifest import read_manifest, signed, write_manifest

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from overlap_bench.harness.stats import checks, distributions, paired, planning, verdicts
+from overlap_bench.harness.analysis import decision
+from overlap_bench.harness.stats import distributions, paired, planning
 
 positive = st.floats(1.0, 20.0)  # within float range once a two-block interval is exponentiated
 pairs = st.lists(st.tuples(positive, positive), min_size=2, max_size=12)
@@ -57,7 +58,7 @@ def test_one_block_has_numbers_and_nothing_else() -> None:
     result = paired.effect([2.0], [1.0])
     assert result.change == pytest.approx(-0.5)
     assert (result.low, result.high, result.sd, result.p) == (None, None, None, None)
-    assert verdicts.verdict(result, 0.01, "lower", is_time=True) is None
+    assert decision.verdict(result, 0.01, "lower", is_time=True) is None
 
 
 @pytest.mark.parametrize(
@@ -88,39 +89,39 @@ def test_no_spread_is_the_limit_not_a_crash() -> None:
     ],
 )
 def test_verdict_order(low: float, high: float, p: float, expected: str) -> None:
-    assert verdicts.verdict(known(low, high, p=p), 0.01, "lower", is_time=True) == expected
+    assert decision.verdict(known(low, high, p=p), 0.01, "lower", is_time=True) == expected
 
 
 def test_a_secondary_is_decided_by_its_adjusted_p() -> None:
     clear = known(-0.05, -0.03, p=0.02)
-    assert verdicts.verdict(clear, 0.01, "lower", is_time=True, p_adjusted=0.04) == "faster"
-    assert verdicts.verdict(clear, 0.01, "lower", is_time=True, p_adjusted=0.06) == "undecided"
+    assert decision.verdict(clear, 0.01, "lower", is_time=True, p_adjusted=0.04) == "faster"
+    assert decision.verdict(clear, 0.01, "lower", is_time=True, p_adjusted=0.06) == "undecided"
 
 
 def test_detected_within_same() -> None:
-    assert verdicts.detected(known(-0.009, -0.003, p=0.001))
-    assert not verdicts.detected(known(-0.009, 0.003, p=0.2))
+    assert decision.detected(known(-0.009, -0.003, p=0.001))
+    assert not decision.detected(known(-0.009, 0.003, p=0.2))
 
 
 def test_a_difference_is_never_called_same() -> None:
     tiny = paired.effect([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], "difference")
-    assert verdicts.verdict(tiny, 0.01, "lower", is_time=True) == "undecided"
+    assert decision.verdict(tiny, 0.01, "lower", is_time=True) == "undecided"
 
 
 # -- several metrics, checks ------------------------------------------------------------------------------
 
 
 def test_holm_by_hand() -> None:
-    assert verdicts.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx(
+    assert decision.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx(
         {"a": 0.03, "b": 0.06, "c": 0.06}
     )
-    assert verdicts.holm({}) == {}
+    assert decision.holm({}) == {}
 
 
 def test_sign_flip_by_hand() -> None:
-    assert checks.sign_flip([1.0, 1.0, 1.0, 1.0, 1.0]) == pytest.approx(2 / 32)  # why six blocks are needed
-    assert checks.sign_flip([1.0, 2.0, -0.5]) == pytest.approx(4 / 8)  # |sum| >= 2.5: +++, ++- and mirrors
-    assert checks.sign_flip([0.0, 0.0]) == 1.0
+    assert paired.sign_flip([1.0, 1.0, 1.0, 1.0, 1.0]) == pytest.approx(2 / 32)  # why six blocks are needed
+    assert paired.sign_flip([1.0, 2.0, -0.5]) == pytest.approx(4 / 8)  # |sum| >= 2.5: +++, ++- and mirrors
+    assert paired.sign_flip([0.0, 0.0]) == 1.0
 
 
 def test_sign_flip_drawn_is_close_to_scipy() -> None:
@@ -128,14 +129,14 @@ def test_sign_flip_drawn_is_close_to_scipy() -> None:
     exact = scipy_stats.permutation_test(
         (values,), np.mean, permutation_type="samples", n_resamples=np.inf, alternative="two-sided"
     )
-    assert checks.sign_flip(values) == pytest.approx(exact.pvalue, abs=0.01)
+    assert paired.sign_flip(values) == pytest.approx(exact.pvalue, abs=0.01)
 
 
 def test_sign_flip_disagrees_where_one_block_hides_what_all_agree_on() -> None:
     one_far = [1.0] * 7 + [20.0]  # t: p = .2; all eight have one sign: p = 2/256
-    assert checks.sign_flip_disagrees(one_far)
-    assert not checks.sign_flip_disagrees(one_far[1:])  # seven blocks: too few to disagree
-    assert not checks.sign_flip_disagrees([1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0, 1.0])
+    assert paired.sign_flip_disagrees(one_far)
+    assert not paired.sign_flip_disagrees(one_far[1:])  # seven blocks: too few to disagree
+    assert not paired.sign_flip_disagrees([1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0, 1.0])
 
 
 # -- position, drift, planning ----------------------------------------------------------------------------
@@ -144,15 +145,15 @@ def test_sign_flip_disagrees_where_one_block_hides_what_all_agree_on() -> None:
 def test_uneven_orders_leave_a_part_of_the_position_effect_in_the_change() -> None:
     first = [True, False, False, False]
     differences = [0.02 - 0.01 if each else 0.02 + 0.01 for each in first]
-    found = checks.position(differences, first)
+    found = paired.position(differences, first)
     assert found.left == pytest.approx(np.mean(differences) - 0.02, rel=0.01)
     assert found.weakens(0.009)
     assert not found.weakens(0.011)
-    unsure = checks.position([0.05, -0.04, 0.06, 0.02], first)
+    unsure = paired.position([0.05, -0.04, 0.06, 0.02], first)
     assert not unsure.seen
     assert abs(unsure.left) > 0.005
     assert not unsure.weakens(0.01)  # the spread of the pairs alone comes to as much
-    assert checks.position([0.0, 0.02], [True, False]) == checks.Position(
+    assert paired.position([0.0, 0.02], [True, False]) == paired.Position(
         pytest.approx(math.expm1(0.01)), None, None
     )
 
@@ -160,7 +161,7 @@ def test_uneven_orders_leave_a_part_of_the_position_effect_in_the_change() -> No
 @given(st.lists(st.tuples(st.floats(-1, 1), st.booleans()), min_size=3, max_size=12))
 def test_the_position_of_two_arms_has_the_pooled_interval(drawn: list[tuple[float, bool]]) -> None:
     values, first = (np.array(each) for each in zip(*drawn, strict=True))
-    found = checks.position(values, first)
+    found = paired.position(values, first)
     if first.all() or not first.any():
         assert found is None
         return
@@ -183,15 +184,15 @@ def test_the_effect_of_a_place_comes_out_whatever_arms_and_blocks_are(
     orders.append(orders[0][::-1])  # so that not all are one
     places = np.argsort(orders) / (arms - 1)
     levels = np.random.default_rng(arms).normal(size=(5, 1)) + np.random.default_rng(9).normal(size=arms)
-    found = checks.position_of_several(levels + effect * places, places)
+    found = paired.position_of_several(levels + effect * places, places)
     assert found.change == pytest.approx(math.expm1(effect), abs=1e-9)
-    assert checks.position_of_several(levels, np.repeat(places[:1], 5, axis=0)) is None
+    assert paired.position_of_several(levels, np.repeat(places[:1], 5, axis=0)) is None
 
 
 def test_drift_is_the_line_through_the_mean_logs() -> None:
     before, after = [10.0, 12.0, 11.0, 13.0, 12.5], [20.0, 22.0, 19.0, 25.0, 24.0]
     line = scipy_stats.linregress(np.arange(5), np.log([before, after]).mean(axis=0))
-    found = checks.drift(before, after)
+    found = paired.drift(before, after)
     assert found.change == pytest.approx(math.expm1(4 * line.slope))
     assert found.p == pytest.approx(line.pvalue)
 

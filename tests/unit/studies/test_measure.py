@@ -12,8 +12,8 @@ from overlap_bench.engines import api
 from overlap_bench.harness.analysis.values import block_values, enough
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.design import Design, Gate
-from overlap_bench.harness.run.events import BlockDone
 from overlap_bench.harness.run.forecast import Clock, Costs, NoTime, block_seconds, costs, sized
+from overlap_bench.harness.run.messages import BlockDone
 from overlap_bench.harness.run.trial import warmup
 from overlap_bench.harness.stats.stopping import until_clear, until_decided
 from overlap_bench.harness.store.tables import Block

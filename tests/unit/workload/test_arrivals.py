@@ -11,9 +11,8 @@ from scipy import stats as distributions
 
 from overlap_bench.harness.workload import lengths
 from overlap_bench.harness.workload.arrivals import ARRIVALS
-from overlap_bench.harness.workload.check import check
 from overlap_bench.harness.workload.lengths import PURPOSES, stream
-from overlap_bench.harness.workload.plan import plan
+from overlap_bench.harness.workload.plan import check, plan
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.refusals import refusal
 

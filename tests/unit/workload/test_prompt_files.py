@@ -8,8 +8,7 @@ import pytest
 from overlap_bench.engines.api import BadFile, BadSetting
 from overlap_bench.engines.presets import TOKENIZER_FILE
 from overlap_bench.harness.workload import prompt_files
-from overlap_bench.harness.workload.check import check
-from overlap_bench.harness.workload.plan import plan, skipped
+from overlap_bench.harness.workload.plan import check, plan, skipped
 from overlap_bench.harness.workload.prompts import load_tokenizer
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.refusals import refusal

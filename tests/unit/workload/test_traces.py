@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from overlap_bench.engines.api import BadSetting
 from overlap_bench.engines.presets import TOKENIZER_FILE
 from overlap_bench.harness.workload import traces
-from overlap_bench.harness.workload.check import check
-from overlap_bench.harness.workload.plan import plan, skipped
+from overlap_bench.harness.workload.plan import check, plan, skipped
 from overlap_bench.harness.workload.prompts import load_tokenizer
 from overlap_bench.harness.workload.traces import Entry, Trace
 from overlap_bench.harness.workload.workload import Workload

@@ -11,9 +11,8 @@ from overlap_bench.engines.api import BadSetting
 from overlap_bench.harness.store.files import digest
 from overlap_bench.harness.workload import lengths
 from overlap_bench.harness.workload.arrivals import UNTIMED
-from overlap_bench.harness.workload.check import check
 from overlap_bench.harness.workload.lengths import stream
-from overlap_bench.harness.workload.plan import plan
+from overlap_bench.harness.workload.plan import check, plan
 from overlap_bench.harness.workload.prompts import english
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.refusals import refusal
