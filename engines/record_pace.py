@@ -217,9 +217,10 @@ def captured(torch: Any, run: Callable[[], Any]) -> Any:
         for _ in range(2):
             run()
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
+    graph = torch.cuda.CUDAGraph()
+    # In this order: the state of torch's generator, made by the capture, is no tensor of inference mode.
+    with torch.cuda.graph(graph), torch.inference_mode():
+        run()
     torch.cuda.synchronize()
     return graph
 

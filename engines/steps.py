@@ -159,7 +159,7 @@ class Steps:
         del self._rows[:], self._programs[:], self.outputs[:], self._sends[:]
         self.counters.clear()
         self._asked = self.ledger()
-        self._number = self.preempted = self.planted_ns = self._sent = self._send_ns = 0
+        self._number = self.preempted = self.planted_ns = self._send_ns = 0
         self._window, self._delayed = None, False
 
     def put_delay(self, phase: str, ns: int) -> int:

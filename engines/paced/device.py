@@ -41,6 +41,8 @@ class Counts:
     copies: int = 0  # to the device and back, likewise
     early_operations: int = 0  # of those, before the forward pass was launched
     early_copies: int = 0
+    delayed_operations: int = 0  # of those, after it was launched
+    delayed_copies: int = 0
     looked: int = 0  # steps in which operations and copies were counted
 
     def of_a_step(self) -> dict[str, float]:
@@ -132,8 +134,8 @@ class Device:
     def launched(self) -> None:
         """All of it is queued, sampling and copies too; these are charged likewise."""
         counts = self.now_counts
-        late = counts.operations - counts.early_operations, counts.copies - counts.early_copies
-        self._charge(*late)
+        operations = counts.operations - counts.early_operations - counts.delayed_operations
+        self._charge(operations, counts.copies - counts.early_copies - counts.delayed_copies)
         self.delay.spend("launch")
         self.program.launched_ns = perf_counter_ns()
         self._range(None)
@@ -231,6 +233,17 @@ class Device:
         counts.looked = counts.steps
         with _Looking(counts):
             yield
+
+    @contextmanager
+    def delayed(self) -> Iterator[None]:
+        """Around what a step asks of torch once all else of it was launched: counted and charged here."""
+        counts = self.now_counts
+        operations, copies = counts.operations, counts.copies
+        with self.counting():
+            yield
+        counts.delayed_operations += counts.operations - operations
+        counts.delayed_copies += counts.copies - copies
+        self._charge(counts.delayed_operations, counts.delayed_copies)
 
 
 def sizes_of(prefilling: Any, scheduled: Any, lengths: Any, padded: int) -> list[Size]:

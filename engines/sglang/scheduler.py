@@ -182,10 +182,10 @@ class Loop(Recorded, Scheduler):  # type: ignore[misc]
         return result
 
     def launch_batch_sample_if_needed(self, batch_result: Any, cur_batch: Any) -> Any:
-        """Count what sampling asks of torch where it is launched later (toggle `sample`)."""
+        """Count and charge what sampling asks of torch where it is launched later (toggle `sample`)."""
         if batch_result is None or batch_result.delay_sample_func is None:
             return None
-        with self.card.counting():
+        with self.card.delayed():
             return super().launch_batch_sample_if_needed(batch_result, cur_batch)
 
     def process_batch_result(self, batch: Any, result: Any) -> None:

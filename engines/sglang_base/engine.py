@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 USED = (
     "model", "device", "dtype", "seed", "max_batch_size", "prefill_max_tokens", "stream_interval",
-    "block_size", "num_blocks", "prefix_cache", "max_context", "recorder", "pace", "plant_at", "plant_ns",
+    "num_blocks", "prefix_cache", "max_context", "recorder", "pace", "plant_at", "plant_ns",
 )  # fmt: skip
 HELD, RELEASED = "held", "released"
-SPARE = 8  # positions that SGLang keeps of a context for itself
+SPARE = 8  # positions that SGLang keeps of a context, and slots that it keeps of its KV cache, for itself
 
 
 class Stopped(Exception):
@@ -129,6 +129,14 @@ class SglangEngine(api.Engine):
         return make_pace(self.options.pace)
 
     @property
+    def slots(self) -> int:
+        """Tokens that its KV cache holds."""
+        options = self.options
+        if options.num_blocks:
+            return options.num_blocks * options.block_size
+        return options.max_batch_size * (options.max_context + SPARE)
+
+    @property
     def held(self) -> bool:
         return os.environ.get(GIL) == HELD
 
@@ -146,9 +154,11 @@ class SglangEngine(api.Engine):
     def submit(self, request: api.Request) -> None:
         accepted = perf_counter_ns()
         ids = request.prompt if isinstance(request.prompt, list) else self._tokenizer.encode(request.prompt)
-        if not ids or len(ids) + request.max_new_tokens > self.options.max_context:
+        # SGLang keeps some slots for itself: it would cut such an answer short, or end the request.
+        most = min(self.options.max_context, self.slots - SPARE)
+        if not ids or len(ids) + request.max_new_tokens > most:
             why = "an empty prompt" if not ids else f"{len(ids)} tokens and {request.max_new_tokens} more"
-            self.events.send([api.Error(request.id, f"SGLang: {why}, of {self.options.max_context} at most")])
+            self.events.send([api.Error(request.id, f"SGLang: {why}, of {most} at most")])
             return
         name = f"{next(self._names):012d}"  # SGLang takes what begins with a name for it
         self._active[name] = Active(request, ids, accepted, perf_counter_ns())
@@ -249,14 +259,13 @@ class SglangEngine(api.Engine):
             self._saved = TemporaryDirectory(prefix="preset-")
             path = Path(self._saved.name)
             folder.save(known[options.model], path)
-        slots = options.max_batch_size * (options.max_context + SPARE)
         return {
             "model_path": str(path),
             "device": "cpu",
             "dtype": options.dtype,
             "context_length": options.max_context + SPARE,
             "max_running_requests": options.max_batch_size,
-            "max_total_tokens": options.num_blocks * options.block_size if options.num_blocks else slots,
+            "max_total_tokens": self.slots,
             "max_prefill_tokens": max(options.prefill_max_tokens, 1),
             "chunked_prefill_size": options.prefill_max_tokens,
             "stream_interval": options.stream_interval,

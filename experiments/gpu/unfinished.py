@@ -42,7 +42,7 @@ def described(folder: Path) -> Result | None:
     if manifest.design.against_itself and manifest.design.plant is None and len(blocks) > 1:
         (equal,) = comparisons
         spreads = noise_floor.floor_of(manifest, equal).metrics
-        own = noise_floor.Shown({name: spread.floor for name, spread in spreads.items()}, ())
+        own = noise_floor.Shown({name: (spread.scale, spread.floor) for name, spread in spreads.items()}, ())
         comparisons = [noise_floor.beside(equal, own)]
     factorial = result.factorial
     if factorial is not None:

@@ -71,7 +71,8 @@ def in_time(manifest: Manifest, blocks: int) -> str | None:
     slower = ""
     if foreseen is not None and foreseen > blocks:
         slower = f" (by the first boots {foreseen} would have: the machine became slower)"
-    return f"{blocks_of(blocks)}, as many as fit into {minutes_of(limit)}{slower}"
+    again = f" (and {minutes_of(limit)} more for each time it was resumed)" if manifest.resumed_after else ""
+    return f"{blocks_of(blocks)}, as many as fit into {minutes_of(limit)}{again}{slower}"
 
 
 def comparisons(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values]) -> list[Comparison]:
@@ -166,7 +167,7 @@ def comparison(
     if after and apart is None:
         warnings += turns.of_size(design, kept, alpha)
     warnings += [*without, *turns.of_turns(design, blocks), *of_primary]
-    in_turns = turns.sliced(design, blocks) if after else None
+    in_turns = turns.sliced(design, deciding) if after else None
     did = mechanism(design, blocks)
     return Comparison(
         variant=design.name,
@@ -183,7 +184,7 @@ def comparison(
         limit=limits(design, values),
         outputs=outputs.same(manifest, blocks),
         failures=outputs.failures(design, blocks),
-        prediction=prediction.predict(manifest, blocks, rows) if after else None,
+        prediction=prediction.predict(manifest, deciding, rows) if after else None,
         nodes=by_node,
         changed_code=manifest.changed_code if after else None,
         overlaid=manifest.overlaid,

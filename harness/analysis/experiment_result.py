@@ -174,13 +174,20 @@ class Finished:
         name, arms = quantity.change, (quantity.before, quantity.arm)
         found = self.values.get(name, {})
         if name in definitions.BETWEEN_ARMS and quantity.before != quantity.arm:
-            between = [values_between(block.of, arms) for block in self.blocks]
-            # As the verdict on them: without disturbed trials, where others are enough.
-            between = [between[place] for place in counted(self.manifest.design, between, [name])]
+            between = [values_between(block.of, arms) for block in self.trials(quantity)]
             found = series({arm: [each[arm] for each in between] for arm in arms}, [name]).get(name, {})
         if quantity.before == quantity.arm or not all(arm in found for arm in arms):
             return None
         return {arm: found[arm] for arm in arms}
+
+    def trials(self, quantity: Quantity) -> Sequence[Block]:
+        """The blocks that both sides of a change are made of: between two arms, as for a verdict, without
+        disturbed ones where others are enough."""
+        name, arms = quantity.change, (quantity.before, quantity.arm)
+        if name not in definitions.BETWEEN_ARMS or quantity.before == quantity.arm:
+            return self.blocks
+        between = [values_between(block.of, arms) for block in self.blocks]
+        return [self.blocks[place] for place in counted(self.manifest.design, between, [name])]
 
     def effect(self, quantity: Quantity) -> paired.Effect | None:
         """The effect that a change is."""
@@ -315,7 +322,7 @@ def _of_described(claim: Claim, run: Finished) -> list[Warning]:
         return []
     manifest = _deciding_by(claim, run).pair(claim.before, claim.arm)
     before, after = sides.values()
-    order = of_order(manifest, [block.number for block in run.blocks], before, after, judged=False)
+    order = of_order(manifest, [block.number for block in run.trials(claim)], before, after, judged=False)
     return [each.about(f"{claim.change}, {claim.before} → {claim.arm}") for each in order]
 
 

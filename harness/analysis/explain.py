@@ -127,7 +127,15 @@ def explain(folder: Path, sensitivity: Path | None = None) -> Explained:
         warnings=ranked([*(each for each in found.warnings if each.leads), *warnings(step)]),
         foretold=None
         if known is None
-        else foretell(known, design, blocks, values["interval"], values["device"], alpha),
+        else foretell(
+            known,
+            design,
+            blocks,
+            values["interval"],
+            values["device"],
+            alpha,
+            manifest.descriptions[design.arms[0].name],
+        ),
     )
 
 

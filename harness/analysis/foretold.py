@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from overlap_bench.engines import api
+from overlap_bench.harness.analysis.history import without_k
 from overlap_bench.harness.analysis.sensitivity import Phase, Sensitivity
 from overlap_bench.harness.metrics.definitions import phase_metric
 from overlap_bench.harness.metrics.steps import phase_times
@@ -56,8 +57,10 @@ def foretell(
     interval: Values,
     device: Values,
     alpha: float,
+    described: api.Description,
 ) -> Foretold:
-    """Raises BadSetting where the sensitivity is not of the run's before arm, or there is too little."""
+    """By a sensitivity, the step that the changes of phases should give; `described`: the run's before arm.
+    Raises BadSetting where the sensitivity is not of that arm, or there is too little."""
     if len(design.arms) < 2 or len(blocks) < 2:
         raise api.BadSetting("--sensitivity needs a run of a before and an after, of two trials or more")
     before, after = design.arms
@@ -66,6 +69,13 @@ def foretell(
         raise api.BadSetting(
             f"{found.run} is not of the run's before arm: {', '.join(differ)} differ; measure it with the "
             "settings of that arm"
+        )
+    there = {"model": found.model, "device": without_k(found.device)}
+    here = {"model": str(described.model["name"]), "device": without_k(described.device["kind"])}
+    if differ := [f"{name} {there[name]}, not {here[name]}" for name in there if there[name] != here[name]]:
+        raise api.BadSetting(
+            f"{found.run} is not of the run's before arm: it is of {' and '.join(differ)}; measure it with "
+            "the settings of that arm"
         )
     of_steps = [each.phase for each in found.phases if each.phase in api.PHASES]
     names, why_not = changed(before, after, of_steps)

@@ -32,7 +32,8 @@ class GatePlan(msgspec.Struct, frozen=True, kw_only=True):
 class GatePlans(msgspec.Struct, frozen=True, kw_only=True):
     """`sd`: by metric, of the log ratio of equal arms over the blocks that were measured. `plans`: every
     limit that can be held, by metric, the smallest first. `recommended`: the smallest limit within
-    `max_minutes`, at which a gate that takes longer than planned is to end."""
+    `max_minutes`, at which a gate that takes longer than planned is to end; of several metrics that a gate is
+    wanted for, the slowest of its plans."""
 
     schema_version: int
     run: str
@@ -43,6 +44,7 @@ class GatePlans(msgspec.Struct, frozen=True, kw_only=True):
     sd: dict[str, float]
     plans: list[GatePlan]
     recommended: GatePlan | None
+    wanted: list[str] = []  # the metrics that a gate is wanted for, where that is known
 
 
 def of_equal_arms(
@@ -88,20 +90,42 @@ def of_equal_arms(
         max_minutes=within,
         sd=sds,
         plans=plans,
-        recommended=min(fitting, key=lambda plan: (plan.limit, plan.blocks), default=None),
+        wanted=list(named if metrics else ()),
+        recommended=max(smallest(plans, named, within), key=lambda plan: plan.blocks, default=None)
+        if metrics
+        else min(fitting, key=lambda plan: (plan.limit, plan.blocks), default=None),
     )
+
+
+def smallest(
+    plans: Sequence[GatePlan], names: Sequence[str], minutes: float, limit: float | None = None
+) -> list[GatePlan]:
+    """The plans of these metrics at the smallest limit that each of them holds within the minutes; none where
+    there is no such limit. Where a `limit` is given: at that, or the next below that was planned."""
+    limits = sorted({plan.limit for plan in plans})
+    if limit is not None:
+        limits = [each for each in limits if each <= limit][-1:]
+    for each in limits:
+        found = [plan for plan in plans if plan.limit == each and plan.metric in names]
+        if {plan.metric for plan in found if plan.minutes <= minutes} == set(names):
+            return found
+    return []
 
 
 def applied(
     found: GatePlans, request: Request, names: Sequence[str], limit: float | None
 ) -> tuple[Request, Sequence[str], float | None]:
     """A gate as it was recommended: the request with its blocks and its minutes at most, its metrics and its
-    limit; but what was asked for stays. Where nothing could be recommended, the minutes alone."""
-    plan = found.recommended
+    limit; but what was asked for stays: of several metrics, the smallest limit that each of them holds. Where
+    nothing could be recommended, the minutes alone."""
     design: dict[str, object] = {"max_minutes": found.max_minutes}
-    if plan is not None:
-        names, limit = tuple(names) or (plan.metric,), plan.limit if limit is None else limit
+    if names:
+        plans = smallest(found.plans, names, found.max_minutes, limit)
+    else:
+        plans = [] if found.recommended is None else [found.recommended]
+    if plans:
+        names = tuple(names) or (plans[0].metric,)
+        limit = plans[0].limit if limit is None else limit
         if not request.until_decided:
-            wanted = (each for each in found.plans if each.metric in names and each.limit == limit)
-            design["blocks"] = max((each.blocks for each in wanted), default=plan.blocks)
+            design["blocks"] = max(plan.blocks for plan in plans)
     return msgspec.structs.replace(request, design={**design, **request.design}), names, limit

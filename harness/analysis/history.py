@@ -24,7 +24,6 @@ from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.manifest import Manifest
 
 NEAR = 2  # gates that a place may be off (results/reference/proofs/gates.md)
-STRETCH = re.compile(r"\*(\d+(?:\.\d+)?)$")
 NEEDS_REFS = "--history is of gates of git refs: give --base-ref, the same each time, and --head-ref"
 
 
@@ -65,17 +64,17 @@ def _setting(manifest: Manifest) -> str:
     """Gates of other settings have changes of their own; how many blocks there were is none of them, nor is
     which machine of the kind measured."""
     of = noise_floor.circumstances(manifest, 0)
-    kind, pace = (_without_k(each or "") for each in (of.kind, of.options.pace))
+    kind, pace = (without_k(each or "") for each in (of.kind, of.options.pace))
     options = msgspec.structs.replace(of.options, device=kind, pace=pace or None)
     arms = [(arm.toggles, arm.env) for arm in manifest.design.arms]
     parts = (kind, of.engine, of.model, options, of.workload, of.method, arms)
     return blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=8).hexdigest()
 
 
-def _without_k(pace: str) -> str:
-    """A pace whose stretch is rounded to a power of two: each night measures another k, by some percent, and
-    k/2 and 2k are other settings."""
-    found = STRETCH.search(pace)
+def without_k(pace: str) -> str:
+    """A pace, or the kind of a paced device, whose stretch is rounded to a power of two: each night measures
+    another k, by some percent, and k/2 and 2k are other settings."""
+    found = re.search(r"\*(\d+(?:\.\d+)?)$", pace)
     return pace if found is None else f"{pace[: found.start()]}*2^{round(log2(float(found[1])))}"
 
 

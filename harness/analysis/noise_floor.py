@@ -37,7 +37,16 @@ NEEDED = ("engine", "model", "kind", "method")  # a floor that differs in one of
 # A floor does not know the toggles, and these depend on little else: 0.04% where all host time is hidden, 1%
 # where none is.
 OF_ONE_SETTING = (*definitions.MATCHED[1:], *definitions.IN_TURNS[1:])
-WEIGHED = ("machine", "device", "workload", "options", "rounds", "segments", "blocks")  # the weightiest first
+WEIGHED = (
+    "machine",
+    "device",
+    "workload",
+    "options",
+    "goodput",
+    "rounds",
+    "segments",
+    "blocks",
+)  # the weightiest first
 # A run sizes these by its first boots, so no two have the same. Within this factor an interval differs by
 # less than a quarter: its width goes with the root of how much is measured, or less.
 SIZES, ALIKE = ("rounds", "segments"), 1.5
@@ -68,6 +77,7 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     method: str = "rounds"  # or "slices", where arms took turns; a floor is of one
     segments: int = 0
+    goodput: dict[str, float] = {}  # limits, ms
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +97,7 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
 class Shown:
     """The floor of each metric, for the blocks of a later run; and what there is to say of it."""
 
-    values: Mapping[str, float]
+    values: Mapping[str, tuple[paired.Scale, float]]
     remarks: tuple[str, ...]
     outputs: Outputs = NONE_COMPARED  # of the equal arms
 
@@ -109,6 +119,7 @@ def circumstances(manifest: Manifest, blocks: int) -> Circumstances:
         blocks=blocks,
         method="slices" if design.segments else "rounds",
         segments=design.segments,
+        goodput=dict(design.goodput),
     )
 
 
@@ -123,7 +134,7 @@ def floor_of(manifest: Manifest, comparison: Comparison, seconds: float | None =
         toggles=manifest.design.arms[0].toggles,
         of=circumstances(manifest, comparison.blocks),
         metrics={
-            name: _spread(sd, "difference" if row.change is None else "ratio", comparison.blocks)
+            name: _spread(sd, _scale(row), comparison.blocks)
             for name, row in comparison.metrics.items()
             if (sd := _sd_of_trials(row, comparison.blocks)) is not None
         },
@@ -202,19 +213,19 @@ def find(folder: Path, manifest: Manifest, blocks: int, alpha: float) -> Shown:
     return Shown(at_level(floor, blocks, alpha), tuple(remarks), floor.outputs)
 
 
-def at_level(floor: Floor, blocks: int, alpha: float) -> dict[str, float]:
-    """The floor of each metric, for so many blocks: half of the interval at that level."""
+def at_level(floor: Floor, blocks: int, alpha: float) -> dict[str, tuple[paired.Scale, float]]:
+    """The floor of each metric, for so many blocks, on its scale: half of the interval at that level."""
     return {
-        name: paired.as_change(paired.half_width(spread.sd, blocks, alpha), spread.scale)
+        name: (spread.scale, paired.as_change(paired.half_width(spread.sd, blocks, alpha), spread.scale))
         for name, spread in floor.metrics.items()
     }
 
 
 def beside(comparison: Comparison, shown: Shown) -> Comparison:
     """The comparison with the floor of each metric, and with what is to be said of it."""
-    known = {name: floor for name, floor in shown.values.items() if name not in OF_ONE_SETTING}
     rows = {
-        name: msgspec.structs.replace(row, floor=known.get(name)) for name, row in comparison.metrics.items()
+        name: msgspec.structs.replace(row, floor=_of_row(name, row, shown))
+        for name, row in comparison.metrics.items()
     }
     row = rows.get(comparison.primary)
     said: list[Warning] = [FloorRemark(line) for line in shown.remarks]
@@ -227,6 +238,17 @@ def beside(comparison: Comparison, shown: Shown) -> Comparison:
         )
         said.append(OutputsBesideFloor(now, then))
     return msgspec.structs.replace(comparison, metrics=rows, warnings=ranked([*comparison.warnings, *said]))
+
+
+def _of_row(name: str, row: MetricRow, shown: Shown) -> float | None:
+    """The floor of a metric; None where there is none on the scale of this run: a goodput of 0 among equal
+    arms makes it one of requests per second."""
+    scale, floor = shown.values.get(name, (None, None))
+    return floor if name not in OF_ONE_SETTING and scale == _scale(row) else None
+
+
+def _scale(row: MetricRow) -> paired.Scale:
+    return "difference" if row.change is None else "ratio"
 
 
 def beside_known(result: Result, manifest: Manifest, folder: Path) -> Result:

@@ -34,6 +34,7 @@ from overlap_bench.harness.common.formatting import percent
 from overlap_bench.harness.common.machine import Machine
 from overlap_bench.harness.metrics.attribution import attribute
 from overlap_bench.harness.metrics.definitions import OF_PAIRS
+from overlap_bench.harness.metrics.steps import tokens_each
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.stats import paired
 
@@ -99,6 +100,7 @@ class Before:
     host: Floats  # all that the scheduler's thread does from one wait for ids to the next
     chunks: NDArray[np.int64]  # in the message that the output in this interval sent; 0: it sent none
     batch: float  # mean
+    tokens: float = 1.0  # that a step gives each request, mean
 
     @property
     def idle(self) -> Floats:
@@ -219,6 +221,8 @@ def predict(
         boot = before_of(block, design.arms[0])
         if boot is None:
             return NoPrediction(none="the before arm has no step records of steady decode in some trial")
+        if boot.tokens != 1:
+            return NoPrediction(none="the models know steps that give each request one token")
         intervals.append(float(boot.interval.mean()))
         found.append(model(boot, calibration if fits else None))
     alpha = design.alpha(len(blocks))
@@ -304,6 +308,7 @@ def before_of(block: Block, arm: Arm) -> Before | None:
         host=(waits[0][rows] - waits[1][rows - 1]) / 1e3,
         chunks=sent_chunks(steps, requests)[rows - 1],
         batch=float(parts["batch"].mean()),
+        tokens=float(tokens_each(steps)[rows].mean()),
     )
 
 

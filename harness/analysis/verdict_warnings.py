@@ -211,7 +211,7 @@ class OneOrder(OfVerdict, frozen=True):
     usual = Severity.QUALIFIES
     says = (
         "every trial ran its arms in the same order; if running {ran} makes an arm slower, that is part of "
-        "the change; another --seed draws other orders"
+        "the change; a fresh run draws other orders"
     )
 
 

@@ -142,7 +142,7 @@ def end(children: Sequence[Child], grace: float = 0.0) -> list[Child]:
     _signal([*children, *family], signal.SIGCONT)  # what stands still, as between turns, can't end
     wait(children, grace)
     late = [child for child in children if not child.ended()]
-    with undisturbed():
+    with postponed():
         started = [child for child in children if child.popen is not None]
         others = [*(child for child in children if child.popen is None), *family]
         _signal(started, signal.SIGKILL)

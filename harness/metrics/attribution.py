@@ -40,7 +40,7 @@ from overlap_bench.engines.api import PHASES
 from overlap_bench.harness.common.intervals import Times
 from overlap_bench.harness.metrics import ranks
 from overlap_bench.harness.metrics import steps as steps_
-from overlap_bench.harness.metrics.steps import decode_intervals
+from overlap_bench.harness.metrics.steps import decode_intervals, tokens_each
 
 Spans = tuple[Times, Times]  # starts and ends, ns
 
@@ -107,18 +107,19 @@ def paint(claims: Sequence[Spans]) -> Painted:
 
 def attribute(steps: pd.DataFrame, work: pd.DataFrame, forward_thread: bool) -> pd.DataFrame:
     """One row per decode interval: batch, interval_ns, and ns in each of PARTS, which add up to it exactly.
+    All for one token of each request, as decode_intervals are: an eighth of a step that gave eight.
 
     `steps` and `work` are records.steps_frame and device_frame of one boot, with a column `round`;
     `forward_thread`: whether a thread of its own launches.
     """
     intervals = decode_intervals(steps)
     chosen = steps.loc[intervals.index]
-    ends = chosen["device_end_ns"].to_numpy()
-    starts = ends - intervals["interval_ns"].to_numpy()
-    parts = _parts(steps, work, forward_thread, chosen, starts)
-    return pd.DataFrame(
-        {"batch": chosen["batch"].to_numpy(), "interval_ns": ends - starts, **parts}, index=intervals.index
-    )
+    ends, each = chosen["device_end_ns"].to_numpy(), tokens_each(chosen)
+    starts = ends - np.rint(intervals["interval_ns"].to_numpy() * each).astype(np.int64)
+    found = {"interval_ns": ends - starts, **_parts(steps, work, forward_thread, chosen, starts)}
+    if (each != 1).any():
+        found = {name: values / each for name, values in found.items()}
+    return pd.DataFrame({"batch": chosen["batch"].to_numpy(), **found}, index=intervals.index)
 
 
 def of_each_step(steps: pd.DataFrame, work: pd.DataFrame, forward_thread: bool) -> pd.DataFrame:

@@ -366,6 +366,12 @@ def check_metrics(design: Design) -> None:
             f"{design.primary} takes the {design.plant_at} as equal in both arms, so it can't show a delay "
             "that is injected there; choose another --primary or --inject-at"
         )
+    for name in (design.primary, *design.secondaries):
+        if definitions.METRICS[name].of_turns and not design.segments:
+            raise api.BadSetting(
+                f"{name} is measured in turns, and this run takes none: name it first (--metric, --primary), "
+                "without --interleaved-rounds 0"
+            )
     if design.gate is not None:
         check_gated(design.gated, design.gate.max_regression)
     if definitions.METRICS[design.primary].can_be_zero:

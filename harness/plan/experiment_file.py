@@ -19,7 +19,7 @@ from overlap_bench.harness.common.names import of_today
 from overlap_bench.harness.common.text_files import read_text
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.design import MARGIN, Arm, Design
-from overlap_bench.harness.plan.settings import DEVICES, convert_workload, make_arm, turns_of
+from overlap_bench.harness.plan.settings import DEVICES, convert_workload, make_arm, turns_of, with_gaps
 from overlap_bench.harness.plan.variants import Variant, load_variants
 from overlap_bench.harness.workload.plan import check as check_workload
 from overlap_bench.harness.workload.workload import DEFAULT, Workload
@@ -204,6 +204,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             options = {**boots.options, **scaled.options, "device": self.adjusted.device}
             blocks, rounds = self._extent(boots, self.adjusted)
             arms = tuple(_arm(engines, variants, *arm, options) for arm in boots.arms.items())
+            if self.kind == "cuda":
+                arms = tuple(with_gaps(arm, engines[arm.engine]) for arm in arms)
             same = Design(
                 name="",
                 arms=arms,

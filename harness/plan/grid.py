@@ -13,6 +13,7 @@ from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import PLANTED, make_design, parse_typed, spelled
 from overlap_bench.harness.plan.variants import Variant
 from overlap_bench.harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
+from overlap_bench.harness.workload.plan import check
 from overlap_bench.harness.workload.workload import Workload
 
 MOST_POINTS = 200
@@ -149,4 +150,6 @@ def with_places_filled(design: Design, request: Request, at: Mapping[str, str]) 
             )
         return design
     count = max(workload.num_requests, PLACES_FILLED * places)
-    return msgspec.structs.replace(design, workload=msgspec.structs.replace(workload, num_requests=count))
+    workload = msgspec.structs.replace(workload, num_requests=count)
+    check(workload)
+    return msgspec.structs.replace(design, workload=workload)

@@ -5,6 +5,7 @@ Everything wrong with the request raises BadSetting with one line.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -158,6 +159,11 @@ def _check_server(arm: str, settings: Mapping[str, str]) -> None:
         )
     if command and "{port}" not in command:
         raise api.BadSetting(f"{arm}: cmd needs {{port}} where the server's port goes: '... --port {{port}}'")
+    if command:
+        try:
+            shlex.split(command)
+        except ValueError as error:
+            raise api.BadSetting(f"{arm}: cmd={command}: {str(error).lower()}") from None
     if not url and not command:
         raise api.BadSetting(
             f"{arm}: which server? --{arm} url=http://HOST:PORT, or --{arm} cmd='COMMAND --port {{port}}'"
@@ -390,7 +396,7 @@ def complete(
             for arm in arms
         )
     if scale == "cuda":
-        arms = tuple(_with_gaps(arm, engines[arm.engine]) for arm in arms)
+        arms = tuple(with_gaps(arm, engines[arm.engine]) for arm in arms)
     planned: dict[str, Any] = {
         "rounds": ROUNDS["paced" if arms[0].options.pace else scale],
         "secondaries": secondaries,
@@ -421,7 +427,7 @@ def complete(
     return design
 
 
-def _with_gaps(arm: Arm, spec: api.EngineSpec) -> Arm:
+def with_gaps(arm: Arm, spec: api.EngineSpec) -> Arm:
     """The arm of a card, with what its device times hold besides the device's work."""
     gaps = any(arm.toggles.get(name) in choices for name, choices in spec.eager.items())
     if not gaps or arm.device_holds != "":

@@ -22,8 +22,9 @@ def conclusion(found: GatePlans) -> str:
             f"No limit that was tried can be held on this {found.device} device within {within}: allow more "
             "with --max-minutes, or use a quieter machine."
         )
+    metrics = " ".join(f"--metric {name}" for name in found.wanted or [plan.metric])
     return (
-        f"On this machine: --metric {plan.metric} --max-regression {share(plan.limit)} "
+        f"On this machine: {metrics} --max-regression {share(plan.limit)} "
         f"--trials {plan.blocks} --max-minutes {found.max_minutes:.3g}, "
         f"about {_minutes(plan)} a gate, and {within} at most."
     )
@@ -49,7 +50,7 @@ def plan_table(found: GatePlans) -> Table:
     columns |= {f"limit {share(limit)}": partial(cost, limit=limit) for limit in limits}
     note = (
         "How many trials (--trials), and how long, a gate needs to pass an unchanged head in 4 of 5 runs: by "
-        f"{blocks_of(found.blocks)} of the base against itself, {found.seconds_per_block:.0f} s each, and "
+        f"{blocks_of(found.blocks)} of one arm against itself, {found.seconds_per_block:.0f} s each, and "
         f"the largest SD that these allow (90%). –: more than {MOST} trials. Without --trials, a gate ends "
         "after 3, 4, 5 or 6 trials, once it is clear."
     )

@@ -51,7 +51,8 @@ FAMILY = " Verdicts are at 5% over all comparisons of this run together (Holm); 
 BOTH = " Of runs without a change, at most 5% call one of the primary, and 5% one of the secondaries."
 MECHANISM = "What the engine counted: whether the change did what it claims to do."
 LIMIT = (
-    "In rounds. device_busy: share of the time in which programs ran on the device, copies not counted. "
+    "In rounds. device_busy: share of the time in which programs ran on the device, copies not counted "
+    "(on a card, prefills count with the gaps between their kernels). "
     "exposed_host_us: step interval − device time of that step: host work that overlap failed to hide, and "
     "the device's own gap between two programs. round_step_ms_same_device and round_step_ms_same_host in the "
     "table above split the change of the decode step into exposed host time and device time."

@@ -20,7 +20,7 @@ from overlap_bench.engines import api
 from overlap_bench.engines.machine import known
 from overlap_bench.engines.processes import with_below
 from overlap_bench.harness.common import processes
-from overlap_bench.harness.common.processes import Child
+from overlap_bench.harness.common.processes import Child, postponed
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.run import messages, records
 from overlap_bench.harness.run.hosts import (
@@ -194,13 +194,14 @@ class Session(Link):
         for each in booted:
             each.inbox.send(msgspec.msgpack.encode(api.Stop()))
         children = [child for each in booted for child in each.children]
-        for child in children:
-            self._poller.unregister(child.pidfd)
-        late = processes.end(children, processes.GRACE_S)
-        for child in children:
-            self._alive.remove(child)
-        for each in booted:
-            each.inbox.close(linger=0)
+        with postponed():  # a Ctrl-C now ends the run, once nothing is left half ended
+            for child in children:
+                self._poller.unregister(child.pidfd)
+            late = processes.end(children, processes.GRACE_S)
+            for child in children:
+                self._alive.remove(child)
+            for each in booted:
+                each.inbox.close(linger=0)
         # Left unread, such a failure would be blamed on the next boot, or on nothing after the last; what a
         # host said before it ended may still be on its way.
         failed = any((child.code or 0) > 0 for child in children)

@@ -28,7 +28,7 @@ from overlap_bench.harness.common.names import difference
 from overlap_bench.harness.metrics import divergences, slices
 from overlap_bench.harness.metrics.attribution import of_each_step
 from overlap_bench.harness.metrics.requests import mean_decoding
-from overlap_bench.harness.metrics.steps import decode_intervals
+from overlap_bench.harness.metrics.steps import decode_intervals, tokens_each
 from overlap_bench.harness.plan.design import (
     Arm,
     Design,
@@ -231,7 +231,13 @@ def planted_ns(share: float, arm: str, steps: pd.DataFrame) -> int:
     no step records."""
     if not len(steps) or not (steps["arm"] == arm).any():
         raise api.BadSetting(f"--inject-delay is sized by the steps of {arm}, and its engine records none")
-    intervals = decode_intervals(steps[steps["arm"] == arm])["interval_ns"]
+    own = steps[steps["arm"] == arm]
+    if (tokens_each(own) != 1).any():  # the delay is one of a step, and a step's time that of a token
+        raise api.BadSetting(
+            f"--inject-delay is a share of a step that gives each request one token, and those of {arm} give "
+            "more; leave steps and spec as they are"
+        )
+    intervals = decode_intervals(own)["interval_ns"]
     if not len(intervals):
         raise api.BadSetting(
             "--inject-delay is sized by decode steps, and there are none; raise --max-new-tokens"

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from overlap_bench.harness.analysis import catalogue
+from overlap_bench.harness.analysis import catalogue, stored
 from overlap_bench.harness.analysis.catalogue import Catalogue, Entry
-from overlap_bench.harness.analysis.experiment_result import ExperimentResult
 from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.analysis.stored import summary
 from overlap_bench.harness.common.names import of_today
@@ -51,9 +50,9 @@ def catalogue_of(folder: Path | None, name: str | None = None) -> Catalogue:
 def _claimed(folder: Path, variants: Variants) -> Iterator[Entry]:
     """What experiments found of the changes that they name; shares of a step are no variant's claim."""
     for path in sorted(folder.rglob(EXPERIMENT_FILE)):
-        if not (path.parent / SUMMARY_FILE).exists():
+        if not experiment.is_finished(path.parent):
             continue
-        kept, found = experiment.read(path.parent), summary(path.parent, ExperimentResult)
+        kept, found = experiment.read(path.parent), experiment.show(path.parent).result
         runs = kept.runs(path.parent)
         for asked, claim in zip(kept.experiment.claims, found.claims, strict=False):
             if not asked.change:
@@ -68,7 +67,7 @@ def _claimed(folder: Path, variants: Variants) -> Iterator[Entry]:
             variant = measured_by(variants, before.engine, before.toggles, after.toggles)
             if variant is None or before.options != after.options:
                 continue
-            result = summary(run, Result)
+            result = summary(run, Result) if (run / SUMMARY_FILE).exists() else stored.result(run, manifest)
             regime = catalogue.regime(result.comparisons[0])
             entry = catalogue.of_claim(
                 variant,

@@ -167,6 +167,12 @@ def read(folder: Path) -> Kept:
     return kept
 
 
+def is_finished(folder: Path) -> bool:
+    """Whether there is a result: as it was stored, or of blocks in each of its runs."""
+    runs = read(folder).runs(folder).values()
+    return (folder / files.SUMMARY_FILE).exists() or all(map(tables.finished_blocks, runs))
+
+
 def show(folder: Path) -> Outcome:
     """What a finished experiment found, made again from its blocks, or as it was stored where its runs have
     them no longer. Raises StoreError."""
@@ -177,7 +183,7 @@ def show(folder: Path) -> Outcome:
             outputs.outputs_differ(read_manifest(path), summary(path, Result)) for path in paths.values()
         )
         return Outcome(summary(folder, ExperimentResult), differ)
-    if not all(map(tables.finished_blocks, paths.values())):
+    if not is_finished(folder):
         raise StoreError(f"{folder} is not finished; go on with bench experiment run --resume {folder}")
     runs = {}
     for place, path in paths.items():

@@ -99,6 +99,8 @@ def calibrate(request: Request, asked: GateRequest, out: Path, display: Display)
         after=(),
         against_itself=True,
         max_regression=_limit(asked),
+        until_decided=False,  # its blocks are as a fixed gate's, whatever the gate does
+        max_blocks=None,
     )
     design = make_design(request, api.find_engines(), load_variants(), guess_device)
     if design.blocks < 2:

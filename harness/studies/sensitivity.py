@@ -91,7 +91,7 @@ def parse_savings(texts: Sequence[str]) -> dict[str, float]:
     found = {}
     for text in texts:
         phase, equals, time = text.partition("=")
-        number = re.fullmatch(r"([0-9.]+)(us|ms)", time)
+        number = re.fullmatch(r"(\d+\.?\d*|\.\d+)(us|ms)", time)
         if not equals or number is None:
             raise api.BadSetting(f"--saves needs PHASE=TIME such as schedule=13us, not '{text}'")
         found[phase] = float(number[1]) * (1e3 if number[2] == "ms" else 1)

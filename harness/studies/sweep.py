@@ -21,7 +21,7 @@ from overlap_bench.harness.plan.variants import load_variants
 from overlap_bench.harness.run.forecast import NoTime
 from overlap_bench.harness.store import sweep, tables, trust
 from overlap_bench.harness.store.files import SWEEP_FILE, create_within, write_json
-from overlap_bench.harness.store.manifest import create, discard, run_of
+from overlap_bench.harness.store.manifest import check_same_data, create, discard, run_of
 from overlap_bench.harness.store.sweep import Sweep
 from overlap_bench.harness.store.trust import Admit
 from overlap_bench.harness.studies import measure as measure_
@@ -67,6 +67,8 @@ def measure(
         stored = sweep.read(resume)
         made_here = bool(points) or admit(resume, stored.designs, stored.signature)
         check_resume(stored, axes, points)
+        for _, manifest in sweep.runs_in(resume):
+            check_same_data(manifest)
         _measure_all(resume, stored, say, display, admit, cluster, made_here)
         return resume
     now = datetime.now().astimezone()

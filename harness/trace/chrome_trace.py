@@ -77,12 +77,13 @@ def _trace(path: Path, tables: Tables) -> Trace:
     )
     of_calls, unknown = recorded(launched.calls, calls, found["waits"], tables.names)
     launches, arrows = _arrows(work, placed.flows)
-    call[launches] = len(calls["start"]) + np.arange(len(launches))
+    begun, of_each = _once(arrows)
+    call[launches] = len(calls["start"]) + of_each
     return Trace(
         file=str(path),
         format="Chrome trace" if work["ours"].any() else "Chrome trace of torch.profiler",
         ranges=phases,
-        calls=launched.calls.joined(_as_calls(arrows, phases)),
+        calls=launched.calls.joined(_as_calls(begun, phases)),
         work=replace(launched.work, call=call),
         copies=rows.copies(work, tables.copies.taken()),
         synchronizations=_own_waits(ranges, phases, tables.names).joined(of_calls),
@@ -247,9 +248,18 @@ def _arrows(work: Columns, flows: Columns) -> tuple[Times, Calls]:
     return np.concatenate(found_rows), Calls(at[chosen], at[chosen], thread[chosen], flows["name"][chosen])
 
 
+def _once(arrows: Calls) -> tuple[Calls, Times]:
+    """The arrows that begin elsewhere or are named otherwise, and for each arrow which of them it is: the six
+    copies of a phase come from one call, as long as the phase."""
+    rows = np.column_stack([arrows.thread, arrows.start, arrows.name])
+    _, first, of_each = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    once = Calls(arrows.start[first], arrows.end[first], arrows.thread[first], arrows.name[first])
+    return once, of_each.reshape(-1)
+
+
 def _as_calls(arrows: Calls, phases: Ranges) -> Calls:
-    """A call for each arrow: from its start to the end of the innermost range around that start, for the
-    thread is at the launch until then; of length 0 where no range is."""
+    """A call for each of these arrows: from its start to the end of the innermost range around it, for
+    the thread is at the launch until then; of length 0 where no range is."""
     ends = arrows.start.copy()
     for thread in np.unique(arrows.thread):
         own, own_phases = np.flatnonzero(arrows.thread == thread), np.flatnonzero(phases.thread == thread)

@@ -14,9 +14,21 @@ from overlap_bench.harness.trace.events import NONE, Flags, Table, Times, Trace
 MOST = 5  # of each device
 NOTHING = "nothing that the trace has"
 UNTOLD = "which thread launched what followed cannot be told"
-# What marks a step, behind its NVTX domain: torch.profiler's, what people call it in NVTX, and our phase that
-# each step has once.
-STEPS = tuple(map(re.compile, (r"ProfilerStep#\d+", r"(?i:step|iteration|iter)\W*\d*", r"launch")))
+CALLED = ("step", "iteration", "iter")
+# What marks a step, behind its NVTX domain: torch.profiler's, what people call it in NVTX, with its number
+# first, and our phase that each step has once. The first that there is counts alone: an `iteration 3` may
+# hold a `step` of the optimizer's.
+STEPS = tuple(
+    map(
+        re.compile,
+        (
+            r"ProfilerStep#\d+",
+            *(rf"(?i:{name})\W*\d+" for name in CALLED),
+            *(rf"(?i:{name})\W*" for name in CALLED),
+            r"launch",
+        ),
+    )
+)
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):

@@ -166,6 +166,13 @@ def test_the_size_is_a_share_of_the_before_arms_step() -> None:
     assert planted_ns(0.03, "before", both) == 120_000
 
 
+def test_a_share_of_a_step_of_several_tokens_is_refused() -> None:
+    """A delay is one of a whole step, and a step's time is that of one token of each request."""
+    several = steps("before", 4_000_000).assign(given=32, dropped=0)
+    with pytest.raises(api.BadSetting, match="those of before give more"):
+        planted_ns(0.03, "before", several)
+
+
 def test_without_steps_there_is_no_size() -> None:
     with pytest.raises(api.BadSetting, match="its engine records none"):
         planted_ns(0.03, "before", pd.DataFrame())

@@ -279,7 +279,8 @@ def test_a_change_in_the_history_is_bisected(
     runner: Callable[..., Runner], ends: int, culprit: str | None
 ) -> None:
     """The job ends as the gate did, whether the bisection finds a commit, nothing, or fails."""
-    asked = "--engine yours --metric a --set 'x=y z' --max-regression=2% --trials 4 --concurrency 16"
+    only_gates = "--metric a --max-regression=2% --trials 4 --max-minutes 9"
+    asked = f"--engine yours {only_gates} --set 'x=y z' --concurrency 16"
     job = runner(
         "schedule", gate=asked, says="UNDECIDED. It moved, as no gate before showed", ends=3, base="v1.0"
     )

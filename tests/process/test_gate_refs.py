@@ -211,7 +211,9 @@ def test_the_base_against_itself_says_what_can_be_gated_here(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     quick = ("--trials", "2", *(each for each in QUICK[1:] if each not in ("--trials", "3")))
-    stdout = done(environment, tmp_path, "gate", "--calibrate", *quick, *SEGMENTS, "--format", "json")
+    early = ("--until-decided", "--max-trials", "20")  # as the gate that it is for may be asked to end
+    asked = ("gate", "--calibrate", *quick, *SEGMENTS, *early, "--format", "json")
+    stdout = done(environment, tmp_path, *asked)
     found = json.loads(stdout)
     assert found["trials"] == 2
     assert {"decode_step_ms", "tpot_ms_p50"} <= found["sd"].keys()

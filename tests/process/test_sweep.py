@@ -56,6 +56,14 @@ def test_every_value_of_one_axis_meets_every_value_of_the_others() -> None:
     assert [each.design.workload.concurrency for each in found] == [1, 1, 8, 8, 64, 64]
 
 
+def test_a_point_whose_places_ask_for_more_prompts_than_there_are_is_refused(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.json"
+    texts.write_text(json.dumps([f"text {number}" for number in range(16)]))
+    asked = {"prompts": str(texts), "prompt_repeats": 2, "input_tokens": None}
+    with pytest.raises(api.BadSetting, match="prompt_repeats=2 of 64 requests needs 32 different prompts"):
+        points("concurrency=4,32", variant="pinned-h2d", workload=asked)
+
+
 def test_a_closed_loop_has_requests_for_all_its_places() -> None:
     counts = [each.design.workload.num_requests for each in points("concurrency=1,64", variant="pinned-h2d")]
     assert counts == [16, 128]
@@ -226,6 +234,21 @@ def test_a_sweep_goes_on_as_it_was_asked_for(tmp_path: Path) -> None:
     for more in (("--over", "concurrency=1,4"), ("--trials", "3")):
         said = bench("sweep", "--resume", str(folder), *more, code=2).err
         assert "leave the other options out" in said
+
+
+def test_a_sweep_does_not_go_on_with_other_prompts_than_its_points_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where each point that was begun is finished: one table would hold both."""
+    folder, texts = stored_sweep(tmp_path / "a-sweep"), tmp_path / "texts.json"
+    texts.write_text('["one"]')
+    plan = read_manifest(folder / "run-0")
+    workload = replace(plan.design.workload, prompts=str(texts))
+    plan = replace(plan, design=replace(plan.design, workload=workload), files={str(texts): "another"})
+    write_manifest(folder / "run-0", plan)
+    monkeypatch.setattr(sweep, "check_resume", lambda stored, now: None)
+    said = bench("sweep", "--resume", str(folder), "--trust", code=2).err
+    assert "texts.json has changed since" in said
 
 
 def test_the_floors_of_a_point_lie_beside_its_sweep(tmp_path: Path) -> None:

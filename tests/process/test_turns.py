@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter_ns
+from typing import Any
 
 import pytest
 
 from overlap_bench.engines import api
 from overlap_bench.engines.baton import Turns
+from overlap_bench.harness.common import processes
 from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.run import records
@@ -161,3 +163,28 @@ def test_each_turn_has_the_delay_that_it_was_given_and_says_what_it_took(tmp_pat
     taken = put[::2]  # between them each is taken back
     assert taken == [("", 0), ("schedule", 500), ("", 0)]
     assert records.turns_frame(turns.table())["delayed_ns"].tolist() == [14, 28, 42]
+
+
+def test_a_ctrl_c_while_an_arm_is_shut_ends_the_run_once_the_arm_is_gone(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Early, as it is asked to stop, and late, as it is killed: neither may be lost, nor leave half of it."""
+    real_end, real_signal = processes.end, processes._signal
+
+    def interrupted(*given: Any) -> list[processes.Child]:
+        signal.raise_signal(signal.SIGINT)
+        return real_end(*given)
+
+    def interrupted_late(children: Sequence[processes.Child], which: signal.Signals) -> None:
+        if which == signal.SIGKILL:
+            signal.raise_signal(signal.SIGINT)
+        real_signal(children, which)
+
+    for name, change in (("end", interrupted), ("_signal", interrupted_late)):
+        (booted,) = session.boot([arm("before")]).values()
+        with monkeypatch.context() as patched:
+            patched.setattr(processes, name, change)
+            with pytest.raises(KeyboardInterrupt):
+                session.shut([booted])
+        assert not set(booted.children) & set(session._alive)
+        assert all(child.popen.returncode is not None for child in booted.children)

@@ -4,7 +4,7 @@ Before (`off`), each read of `envs.NAME` asks the environment and converts what 
 core has read all of them once and keeps them.
 
 Claim: vLLM 26146 and 29289, `_get_num_input_tokens` 11 -> 5 us (of runner V1). Both sides are vLLM's own: the
-before leaves out the call of its enable_envs_cache.
+before leaves out the calls of its enable_envs_cache, in the core and in a worker of its own.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from overlap_bench.engines.vllm.toggles.change import Change
 
 def put_off() -> None:
     from vllm.v1.engine import core
+    from vllm.v1.executor import multiproc_executor
 
-    core.enable_envs_cache = lambda: None
+    core.enable_envs_cache = multiproc_executor.enable_envs_cache = lambda: None
 
 
 def shown(scheduler: object) -> str:
@@ -34,7 +35,11 @@ CHANGE = Change(
         source="vLLM 26146, 29289",
         optional=True,
     ),
-    needs=(("vllm.v1.engine.core", "enable_envs_cache", ()), ("vllm.envs", "__getattr__", ())),
+    needs=(
+        ("vllm.v1.engine.core", "enable_envs_cache", ()),
+        ("vllm.v1.executor.multiproc_executor", "enable_envs_cache", ()),
+        ("vllm.envs", "__getattr__", ()),
+    ),
     put={"off": put_off},
     shown=shown,
 )

@@ -195,3 +195,23 @@ def test_a_floor_of_rounds_says_nothing_of_turns(tmp_path: Path) -> None:
     assert noise_floor.find(tmp_path, later(), BLOCKS, 0.05).values
     in_turns = redesigned(manifest(), segments=16)
     assert noise_floor.find(tmp_path, in_turns, BLOCKS, 0.05) == noise_floor.Shown({}, ())
+
+
+def test_a_floor_of_other_limits_of_goodput_is_foreign(tmp_path: Path) -> None:
+    kept(tmp_path, redesigned(aa(), goodput={"ttft": 1000.0}))
+    said = warnings(tmp_path, redesigned(manifest(), goodput={"ttft": 5.0}))
+    assert "foreign noise floor" in said
+    assert "goodput.ttft was 1000.0, is 5.0" in said
+
+
+def test_a_floor_in_requests_a_second_is_none_of_a_change_in_percent(tmp_path: Path) -> None:
+    """Of a goodput that was 0 in a trial of equal arms."""
+    kept(tmp_path, aa())
+    (path,) = tmp_path.iterdir()
+    floor = msgspec.json.decode(path.read_bytes(), type=noise_floor.Floor)
+    spread = msgspec.structs.replace(floor.metrics["tpot_ms_p50"], scale="difference", sd=2.0, floor=3.1)
+    floor = msgspec.structs.replace(floor, metrics=floor.metrics | {"tpot_ms_p50": spread})
+    path.write_bytes(msgspec.json.encode(floor))
+    (only,) = with_floor(result(0.9), later(), tmp_path).comparisons
+    assert only.metrics["tpot_ms_p50"].floor is None
+    assert only.metrics["ttft_ms_p50"].floor is not None

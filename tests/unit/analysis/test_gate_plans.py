@@ -122,3 +122,31 @@ def test_every_form_has_all_plans() -> None:
     text = formats.to_markdown(found)
     assert all(name in text for name in found.sd)
     assert "--max-regression" in text
+
+
+def planned(**by_metric: dict[float, tuple[int, float]]) -> GatePlans:
+    """Plans, by metric and limit: trials and minutes."""
+    found = [
+        gate_plans.GatePlan(metric=metric, limit=limit, blocks=blocks, minutes=minutes)
+        for metric, by_limit in by_metric.items()
+        for limit, (blocks, minutes) in by_limit.items()
+    ]
+    return msgspec.structs.replace(plans(minutes=3.0), plans=found, recommended=found[0])
+
+
+def test_several_metrics_are_held_to_the_smallest_limit_that_each_of_them_holds() -> None:
+    found = planned(steady={0.005: (6, 1.0), 0.05: (3, 0.5)}, noisy={0.02: (90, 15.0), 0.05: (40, 2.9)})
+    request, names, limit = gate_plans.applied(found, Request(engine="e"), ("steady", "noisy"), None)
+    assert (request.design["blocks"], names, limit) == (40, ("steady", "noisy"), 0.05)
+    never = planned(steady={0.005: (6, 1.0)}, noisy={0.02: (90, 15.0)})
+    request, _, limit = gate_plans.applied(never, Request(engine="e"), ("steady", "noisy"), None)
+    assert (request.design, limit) == ({"max_minutes": 3.0}, None)
+
+
+def test_a_recommendation_names_every_metric_that_a_gate_is_wanted_for() -> None:
+    names = ("tpot_ms_p50", "ttft_ms_p50")
+    found = plans(minutes=60.0, metrics=names)
+    of_both = gate_plans.smallest(found.plans, names, 60.0)
+    assert found.recommended in of_both
+    assert found.recommended.blocks == max(plan.blocks for plan in of_both)
+    assert "--metric tpot_ms_p50 --metric ttft_ms_p50 --max-regression" in gate_plan_tables.conclusion(found)

@@ -1,5 +1,6 @@
 """What a toggle should give, on records whose answer is known."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -216,3 +217,11 @@ def test_steps_that_take_no_time_predict_nothing(monkeypatch: pytest.MonkeyPatch
     found = prediction.predict(made, [block, block], {})
     assert isinstance(found, NoPrediction)
     assert found.none == "the before arm has steps that take no time, or none that can be"
+
+
+def test_steps_of_several_tokens_predict_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction, "before_of", lambda *_: replace(before(), tokens=8.0))
+    made = manifest(blocks=2)
+    made = msgspec.structs.replace(made, design=msgspec.structs.replace(made.design, arms=arms("overlap")))
+    found = prediction.predict(made, [Block(0, {})] * 2, {})
+    assert found == NoPrediction(none="the models know steps that give each request one token")

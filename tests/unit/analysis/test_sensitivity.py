@@ -156,6 +156,6 @@ def test_a_claim_of_some_us_is_multiplied_by_the_slope() -> None:
 
 def test_savings_are_times_of_phases() -> None:
     assert parse_savings(["schedule=13us", "append=0.5ms"]) == {"schedule": 13.0, "append": 500.0}
-    for wrong in ("schedule", "schedule=13", "schedule=us"):
+    for wrong in ("schedule", "schedule=13", "schedule=us", "schedule=1.2.3us", "schedule=.us"):
         with pytest.raises(api.BadSetting, match="--saves needs PHASE=TIME"):
             parse_savings([wrong])

@@ -1,5 +1,6 @@
 """What of today's SGLang on a clock needs no SGLang."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,3 +68,26 @@ def test_what_sglang_refuses_of_its_arguments_is_the_user_s_to_change() -> None:
     engine = Refused(api.EngineOptions(pace="10ms", max_context=1024), {})
     with pytest.raises(api.BadSetting, match=r"1032.*max_context=1024 and 8 more"):
         engine.open_or_say_why()
+
+
+def test_blocks_of_another_size_are_refused_as_sglangs_have_one_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared, "version", lambda name: "0.5.23")
+    monkeypatch.setattr(engine, "NEEDED", ())
+    with pytest.raises(api.BadSetting, match="has no block_size"):
+        engine.build(api.EngineOptions(pace="10ms", block_size=64), {})
+
+
+def test_a_request_that_its_slots_can_not_hold_is_an_error_and_not_cut_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared, "version", lambda name: "0.5.23")
+    monkeypatch.setattr(engine, "NEEDED", ())
+    made = engine.build(api.EngineOptions(pace="10ms", num_blocks=8), {})
+    said: list[api.Event] = []
+    made.events = SimpleNamespace(send=said.extend)
+    made.submit(api.Request(id=1, prompt=[1] * 80, max_new_tokens=41))
+    (error,) = said
+    assert isinstance(error, api.Error)
+    assert error.message == "SGLang: 80 tokens and 41 more, of 120 at most"

@@ -184,6 +184,28 @@ def test_copies_to_the_card_and_back_are_counted_in_any_mode_of_torch(mode: str)
     assert device.counts["decode"].operations == kernels
 
 
+def test_what_is_sampled_later_is_paid_for_where_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SGLang's toggle `sample` has it: behind the step's launch."""
+    import torch
+
+    device = make_device("decode=1us,prefill=1us,launch=3us,copy=7us")
+    spent: list[int] = []
+    monkeypatch.setattr(device.clock, "spend", spent.append, raising=False)
+    for _ in range(LOOKS + 1):  # the last one is not looked at
+        del spent[:]
+        device.begin("decode")
+        device.program.sizes = [Size("decode", 1, 1, 1)]
+        with device.counting():
+            Graph().replay()
+            torch.zeros(4)
+        device.launched()
+        launched = [*spent]
+        with device.delayed():
+            torch.zeros(4).add_(1).clone()
+        assert sum(launched) == 3_000
+        assert sum(spent) - sum(launched) == 2 * 3_000 + 7_000
+
+
 def test_what_torch_launches_is_paid_for_where_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the inputs before the forward pass, which waits for them; for sampling after it."""
     import torch

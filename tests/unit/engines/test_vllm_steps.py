@@ -227,7 +227,9 @@ def test_what_is_sent_on_another_thread_is_in_the_profile_and_its_time_counted()
     (row,) = rows[rows[:, 1] == host.names.index("send")].tolist()
     assert row[2:4] == [0, began]
     assert record.counters["send_ns"] == row[4] - began > 0
+    assert steps._sent == 7
     steps.clear()
+    assert steps._sent == 7, "as its scheduler counts outputs: since boot"
     assert "send_ns" not in steps.record().counters
 
 

@@ -209,6 +209,16 @@ def test_a_slice_of_steps_has_their_mean_parts_and_they_add_up_to_its_interval()
     assert not set(PART_COLUMNS) & set(of_turns(unknown, turns, lead=1, parts=none))
 
 
+def test_a_step_of_several_tokens_is_attributed_whole_and_shared_out_among_them() -> None:
+    """Eight tokens in 800 us, half of them on the device: 50 of each token's 100 us, not all of it."""
+    phases = {"schedule": (1000, 1300), "launch": (1300, 1400)}
+    rows = (one_step(0, (600, 1000), {}), one_step(1, (1400, 1800), phases))
+    found = attribute(frame(*rows).assign(given=8), pd.DataFrame(), forward_thread=False)
+    parts = {part: found[part].item() for part in PARTS if found[part].item()}
+    assert parts == {"device": 50_000, "schedule": 37_500, "launch": 12_500}
+    assert found["interval_ns"].item() == 100_000
+
+
 def test_parts_are_compared_at_the_before_arm_s_batch_mix() -> None:
     """Before: batch 1 twice, batch 2 once. After ran batch 2 more often, and is no slower for it."""
 

@@ -496,6 +496,10 @@ def test_metrics_of_steps_need_their_records() -> None:
             {"workload": Workload(max_new_tokens=1), "primary": "round_step_ms_same_device"},
             "needs at least 2 output tokens",
         ),
+        (
+            {"secondaries": (definitions.SLICED,)},
+            "decode_step_ms is measured in turns, and this run takes none",
+        ),
         ({"primary": "goodput_req_s"}, "goodput_req_s needs to know what is good: give --goodput"),
         ({"primary": "round_step_ms_same_device", "plant": 0.03}, "takes the device as equal in both arms"),
         ({"primary": definitions.SLICED_SAME_DEVICE, "plant": 0.03}, "takes the device as equal"),
@@ -526,7 +530,7 @@ def test_no_part_of_a_step_is_the_hosts_where_device_times_hold_host_work(
         settings.make_arm({spec.name: spec}, name, spec.name, {}, {}, {**server, "env.X": name})
         for name in ("before", "after")
     )
-    base = Design(name="x", arms=arms, workload=Workload())
+    base = Design(name="x", arms=arms, workload=Workload(), segments=8)
     for name, whole in definitions.SPLIT.items():
         for declared in ({"primary": name}, {"secondaries": (name,)}):
             with pytest.raises(api.BadSetting, match=f"{name} takes .* {whole} is the whole step") as refused:

@@ -214,3 +214,15 @@ def test_in_a_round_every_workload_has_one_turn(seed: int, block: int, index: in
 def test_workloads_come_in_every_order() -> None:
     found = {tuple(workload_order(0, block, index, 3)) for block in range(6) for index in range(20)}
     assert len(found) == 6
+
+
+def test_an_experiment_on_a_card_knows_what_an_eager_arms_device_times_hold(tmp_path: Path) -> None:
+    """As a run does: or gaps between kernels would be shown as the device's time."""
+    text = experiment_file.find("small-model-share").read_text()
+    (tmp_path / "own.toml").write_text(text.replace('"async-output:before"', '"cuda-graph:before"'))
+    found = experiment_file.read(tmp_path / "own.toml")
+    for kind in ("cuda", "emulated"):
+        designs = experiment_file.Plan(experiment=found, kind=kind).every_design()
+        eager = [arm for each in designs for arm in each.arms if arm.toggles["graph"] == "off"]
+        assert eager
+        assert all(bool(arm.device_holds) == (kind == "cuda") for arm in eager)

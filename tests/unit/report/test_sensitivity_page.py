@@ -98,7 +98,7 @@ def foretold(found: Sensitivity, took_us: float) -> Foretold:
         after["steps"]["metadata.end"] += round((took_us + number % 2) * US)
         blocks.append(made_blocks.block(number, {"before": before, "after": after}))
     step = [[4000.0 + number, 4000.0 + number + took_us - 10] for number in range(6)]
-    return foretell(found, design, blocks, step, [[3000.0, 2990.0]] * 6, 0.05)
+    return foretell(found, design, blocks, step, [[3000.0, 2990.0]] * 6, 0.05, plan.descriptions["before"])
 
 
 def test_what_phases_changed_by_times_their_slopes_stands_beside_what_the_step_did() -> None:
@@ -129,6 +129,12 @@ def test_a_sensitivity_of_other_settings_foretells_nothing() -> None:
     other = sensitivity(METADATA, engine="overlap", toggles={"h2d": "pinned"})
     with pytest.raises(api.BadSetting, match="is not of the run's before arm: h2d differ"):
         foretold(other, -100)
+    for change, said in (
+        ({"device": "emulated, paced: 10ms"}, "device"),
+        ({"model": "m2"}, "model m2, not m"),
+    ):
+        with pytest.raises(api.BadSetting, match=f"it is of {said}"):
+            foretold(sensitivity(METADATA, engine="overlap", **change), -100)
     with pytest.raises(api.BadSetting, match="no decode step of the sensitivity's batch, 5"):
         foretold(sensitivity(METADATA, engine="overlap", batch=5), -100)
     hidden = foretold(sensitivity(phase("metadata", 200, 1.0, 900.0, False), engine="overlap"), -100)

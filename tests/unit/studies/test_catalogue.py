@@ -10,10 +10,12 @@ from overlap_bench.engines import api
 from overlap_bench.harness.analysis.catalogue import NOT_MEASURED, Entry
 from overlap_bench.harness.analysis.plain import to_stored
 from overlap_bench.harness.plan.variants import load_unmeasured, load_variants, measured_by
-from overlap_bench.harness.store.files import write_summary
+from overlap_bench.harness.store.files import EXPERIMENT_FILE, SCHEMA_VERSION, write_json, write_summary
 from overlap_bench.harness.store.manifest import Manifest, write_manifest
+from overlap_bench.harness.store.tables import write_block
 from overlap_bench.harness.studies.catalogue import catalogue_of
-from tests.support.made_blocks import manifest, result
+from overlap_bench.harness.studies.experiment import Kept
+from tests.support.made_blocks import blocks, manifest, result
 
 VARIANTS = load_variants()
 
@@ -101,3 +103,32 @@ def test_of_two_claims_with_one_change_the_one_with_the_nearer_settings_is_meant
         for side in (VARIANTS[name].before, VARIANTS[name].after)
     )
     assert measured_by(VARIANTS, "overlap", before, after) == VARIANTS[name]
+
+
+def test_an_experiment_of_ones_own_is_read_from_its_runs_and_one_that_is_not_finished_is_left_out(
+    tmp_path: Path,
+) -> None:
+    """It has no summary: only what is kept in this project has."""
+    experiment = {
+        "name": "e", "title": "", "question": "", "sources": [], "tables": [],
+        "boots": {"b": {"arms": {}, "workloads": {"w": {}}}},
+        "claims": [
+            {
+                "says": "", "boots": "b", "workload": "w", "before": "before", "arm": "after",
+                "change": "tpot_ms_p50",
+            }
+        ],
+    }  # fmt: skip
+    about = {"experiment": experiment, "kind": "emulated", "schema_version": SCHEMA_VERSION, "created": ""}
+    kept = msgspec.convert(about, Kept)
+    (tmp_path / "mine").mkdir()
+    write_json(tmp_path / "mine" / EXPERIMENT_FILE, kept)
+    assert measured(tmp_path) == []
+    (run,) = kept.runs(tmp_path / "mine").values()
+    plan = planned("pinned-h2d")
+    write_manifest(run, plan)
+    for each in blocks(0.9):
+        write_block(run, each.number, dict(each.tables))
+    (entry,) = measured(tmp_path)
+    assert (entry.claim, entry.found_in) == ("pinned-h2d", "mine")
+    assert entry.change == pytest.approx(-0.1, abs=0.01)

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from overlap_bench.engines import api
+from overlap_bench.harness.analysis.comparison import in_time
 from overlap_bench.harness.analysis.values import block_values, enough
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.design import Design, Gate
@@ -83,6 +84,16 @@ def test_the_first_boots_of_a_resumed_run_are_not_taken_for_a_part_of_its_next_b
     monkeypatch.setattr(time, "monotonic", lambda: 35.0)
     clock.block_done()
     assert not clock.is_up()  # the next one takes 10 s, not 35
+
+
+def test_a_run_that_was_resumed_does_not_say_that_it_took_its_minutes_once() -> None:
+    plan = manifest(6, max_minutes=3.0)
+    once = replace(plan, blocks_in_time=6)
+    assert in_time(once, 6) == "6 trials, as many as fit into 3 minutes"
+    again = replace(once, resumed_after=[4])
+    assert in_time(again, 6) == (
+        "6 trials, as many as fit into 3 minutes (and 3 minutes more for each time it was resumed)"
+    )
 
 
 def clock_after(seconds: float, monkeypatch: pytest.MonkeyPatch, design: Design, kept: int = 0) -> Clock:

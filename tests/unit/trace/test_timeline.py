@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_bench.engines import api
-from overlap_bench.harness.trace import picture
+from overlap_bench.harness.trace import picture, trace_file
 from overlap_bench.harness.trace.chrome_export import chrome_trace
 from overlap_bench.harness.trace.timeline import NO_PROCESS, Timeline, _arrows, timeline, with_steps
 
@@ -254,3 +254,13 @@ def test_a_window_without_device_work_can_not_be_drawn(tmp_path: Path) -> None:
     idle = msgspec.structs.replace(found, ranges=[each for each in found.ranges if each.track < 4])
     with pytest.raises(ValueError, match="the device did nothing"):
         picture.draw([(idle, "x")], "x", [tmp_path / "x.png"])
+
+
+def test_the_copies_of_a_phase_come_from_one_call_as_long_as_the_phase(tmp_path: Path) -> None:
+    """Each has an arrow of its own, from the same start: the time of the call is not to count twice."""
+    path = tmp_path / "timeline.json"
+    path.write_bytes(chrome_trace(example(), {}))
+    found = trace_file.read(path)
+    h2d = found.names.index("h2d")
+    assert (found.calls.name == h2d).sum() == 6, "of six whole steps"
+    assert (found.work.name == h2d).sum() > 6

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.report import formats, trace_tables
 from overlap_bench.harness.trace import analysis, trace_file
@@ -116,3 +118,24 @@ def test_the_arms_of_a_profile_stand_beside_each_other_and_are_not_compared(tmp_
     assert not any("change" in line or "different length" in line for line in page.warnings)
     assert to_plain(found).keys() == to_plain(other).keys()
     assert "−" not in formats.to_markdown(found)
+
+
+def marked(folder: Path, *names: str) -> int | None:
+    """How many steps a trace has in whose ten iterations these ranges lie, one in the other."""
+    events: list[dict[str, object]] = []
+    for number in range(10):
+        for depth, name in enumerate(names):
+            at, named = 100 * number + depth, name.replace("N", str(number))
+            events.append({"cat": "user_annotation", "name": named, "pid": 1, "ts": at, "dur": 50 - depth})
+        events.append({"cat": "kernel", "name": "k", "pid": 0, "ts": 100 * number, "dur": 9})
+    path = folder / "marked.json"
+    path.write_text(json.dumps([{"ph": "X", "tid": 1, **each} for each in events]))
+    return steps(trace_file.read(path))
+
+
+@pytest.mark.parametrize(
+    "names", [("iteration N", "step"), ("iteration N", "step N"), ("step",), ("Iter: N",)]
+)
+def test_a_range_within_a_step_is_no_step_of_its_own(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """An optimizer's `step` in a training loop's `iteration 3`."""
+    assert marked(tmp_path, *names) == 10
