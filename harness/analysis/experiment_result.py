@@ -10,15 +10,16 @@ from functools import cached_property
 
 import msgspec
 
-from overlap_bench.harness.analysis import comparison, outputs, tail, words
+from overlap_bench.harness.analysis import comparison, outputs, tail, turns, words
 from overlap_bench.harness.analysis.arm_warnings import circumstances
 from overlap_bench.harness.analysis.mechanism import COUNTER
 from overlap_bench.harness.analysis.result import Comparison, Outputs
-from overlap_bench.harness.analysis.values import counted, scale_of, series
+from overlap_bench.harness.analysis.values import block_values, counted, scale_of, series
 from overlap_bench.harness.analysis.verdict_warnings import (
     Contradicted,
     FewRequests,
     OfVerdict,
+    TurnsNotBelieved,
     few_trials,
     of_order,
 )
@@ -84,6 +85,7 @@ class NotMeasured(msgspec.Struct, frozen=True, tag_field="shown", tag="none"):
 
 
 NONE = NotMeasured()
+NOT_BELIEVED = "not believed here"
 Number = Level | Share | Change | Delta | NotMeasured
 Cell = str | Percentiles | Number
 
@@ -188,6 +190,16 @@ class Finished:
             return self.blocks
         between = [values_between(block.of, arms) for block in self.blocks]
         return [self.blocks[place] for place in counted(self.manifest.design, between, [name])]
+
+    def doubt(self, quantity: Quantity) -> str | None:
+        """Why turns are not believed of a change in them; None where nothing speaks against it."""
+        arms = quantity.before, quantity.arm
+        metric = definitions.METRICS.get(quantity.change)
+        if metric is None or not metric.of_turns or quantity.before == quantity.arm:
+            return None
+        design = self.manifest.pair(*arms).design
+        pairs = [block_values(design, block.only(arms)) for block in self.trials(quantity)]
+        return turns.disagreement(design, pairs, design.alpha(len(pairs)))
 
     def effect(self, quantity: Quantity) -> paired.Effect | None:
         """The effect that a change is."""
@@ -316,14 +328,16 @@ def _warnings(plan: Plan, decided: Comparison | None, runs: Runs) -> list[Warnin
 
 
 def _of_described(claim: Claim, run: Finished) -> list[Warning]:
-    """What the order of the arms did to a change that has no verdict."""
+    """Why a change that has no verdict is not believed, and what the order of the arms did to it."""
     effect, sides = run.effect(claim), run.sides(claim)
     if effect is None or sides is None or effect.scale != "ratio" or effect.sd is None:
         return []
     manifest = _deciding_by(claim, run).pair(claim.before, claim.arm)
     before, after = sides.values()
     order = of_order(manifest, [block.number for block in run.trials(claim)], before, after, judged=False)
-    return [each.about(f"{claim.change}, {claim.before} → {claim.arm}") for each in order]
+    doubt = run.doubt(claim)
+    doubted = [] if doubt is None else [TurnsNotBelieved((claim.change,), doubt)]
+    return [each.about(f"{claim.change}, {claim.before} → {claim.arm}") for each in (*doubted, *order)]
 
 
 def _few_requests(claim: Claim, run: Finished) -> list[Warning]:
@@ -350,7 +364,7 @@ def _claim(claim: Claim, run: Finished, first: bool = False) -> ClaimResult:
         metric=claim.change or f"{claim.share} / {claim.of}",
         reported=claim.reported,
         measured=measured,
-        finding=finding(claim.reported, measured),
+        finding=finding(claim.reported, measured) if run.doubt(claim) is None else NOT_BELIEVED,
         detectable=detectable,
     )
 

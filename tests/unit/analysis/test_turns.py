@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from overlap_bench.harness.analysis import comparison, turns, words
-from overlap_bench.harness.analysis.experiment_result import Finished, _of_described
+from overlap_bench.harness.analysis.experiment_result import Finished, _claim, _of_described
 from overlap_bench.harness.analysis.result import Comparison
 from overlap_bench.harness.analysis.values import block_values, counted, reason_to_stop, so_far
 from overlap_bench.harness.metrics.block import Values
@@ -321,3 +321,17 @@ def test_a_result_says_of_turns_what_the_trials_that_decide_say() -> None:
     assert found.left_out == [2 * BLOCKS]
     assert found.sliced.pairs == found.sliced.undisturbed == 30 * 2 * BLOCKS
     assert found.sliced.between < 0.01
+
+
+def test_a_later_claim_in_turns_is_doubted_as_the_first_one_is() -> None:
+    """It has no verdict; that the source's number lies in its interval would be read as one."""
+    measured = made(-0.05, 0.05)
+    plan = manifest(primary=SLICED, turn_steps=4)
+    run = Finished(plan, measured, [block_values(plan.design, each) for each in measured])
+    named = {"says": "", "boots": "b", "workload": "w", "before": "before", "arm": "after", "reported": -0.05}
+    found = _claim(Claim(change=SLICED, **named), run)
+    assert found.finding == "not believed here"
+    assert "turns and rounds disagree" in " ".join(
+        each.text for each in _of_described(Claim(change=SLICED, **named), run)
+    )
+    assert _claim(Claim(change=turns.OF_ROUNDS, **named), run).finding == "the other way here"
