@@ -48,6 +48,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def ends(self) -> tuple[float, float] | None:
         return None if self.ci_low is None or self.ci_high is None else (self.ci_low, self.ci_high)
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether its verdict was taken back, as where other processes use the cores: its interval alone
+        would give one."""
+        if self.verdict != "undecided" or self.ends is None:
+            return False
+        low, high = self.ends
+        return low > 0 or high < 0 or max(-low, high) < MATTERS
+
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is known of a change at a batch, without async scheduling or with it, on a host: of its own phase,
@@ -228,7 +237,10 @@ def _felt(change: Row, phase: Phase, step_us: float) -> tuple[float, float, floa
 
 
 def matters(row: Row) -> bool | None:
-    """Whether a step changes by 1% or more: no, where its whole interval is within; None: that is open."""
+    """Whether a step changes by 1% or more: no, where its whole interval is within; None: that is open, as
+    where its verdict was taken back."""
+    if row.disturbed:
+        return None
     low, high = row.ends or (-math.inf, math.inf)
     if low > -MATTERS and high < MATTERS:
         return False

@@ -57,6 +57,7 @@ NOTE = (
     "Change = after/before − 1: negative is shorter. Its own phase: whether it does what it says, in turns, "
     "without async scheduling. A step: without async scheduling / with it; in parentheses what to expect by "
     "the phase's change and by what a microsecond in it costs a step, else what was run whole. "
+    "?: other processes used the cores, so there is no verdict. "
     f"Starts to matter: where its whole interval is beyond {MATTERS:.0%} of a step; nowhere: all are within. "
     f"Depends on the host: whether that changes at batch {BETWEEN} where the device takes half as long, as "
     "long as here, and twice as long. Our rewriting: one side is what we wrote after the source's "
@@ -177,7 +178,7 @@ def _step(batch: int, each: Judged) -> str:
     said = []
     for mode in MODES:
         cell = next((one for one in each.of(mode) if one.batch == batch and one.step is not None), None)
-        shown = "" if cell is None or cell.step is None else percent(cell.step.change)
+        shown = "" if cell is None or cell.step is None else percent(cell.step.change) + _mark(cell.step)
         said.append(NOTHING if cell is None else shown if cell.whole is not None else f"({shown})")
     return NOTHING if {*said} == {NOTHING} else " / ".join(said)
 
@@ -185,6 +186,10 @@ def _step(batch: int, each: Judged) -> str:
 def _in_both_modes(each: Judged, say: Callable[[Judged, str], str]) -> str:
     without, with_it = (say(each, mode) for mode in MODES)
     return without if with_it == NOTHING else f"{without}; async: {with_it}"
+
+
+def _mark(row: Row | None) -> str:
+    return " ?" if row is not None and row.disturbed else ""
 
 
 def _said(row: Row | None) -> str:
@@ -217,14 +222,15 @@ def _every_cell(found: Judgement) -> Iterator[Table]:
         "where": lambda row: judgement.where(row[1]),
         "its own phase": lambda row: _said(row[1].phase),
         "expected": lambda row: _said(row[1].foretold),
-        "run whole": lambda row: _said(row[1].whole),
+        "run whole": lambda row: _said(row[1].whole) + _mark(row[1].whole),
         "trials": lambda row: str(row[1].trials or ""),
         "overlap": lambda row: {True: "yes", False: "no", None: ""}[row[1].overlaps],
     }
     if rows:
         note = (
-            "95% intervals. What a change makes of other phases than its own shows in the whole run, and in "
-            "what is expected where all phases add up."
+            "95% intervals; ?: other processes used the cores, so there is no verdict. What a change makes "
+            "of other phases than its own shows in the whole run, and in what is expected where all phases "
+            "add up."
         )
         numbers = ("its own phase", "expected", "run whole", "trials")
         yield tabulated("Cell by cell", rows, columns, note, numbers)

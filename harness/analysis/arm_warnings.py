@@ -48,7 +48,7 @@ class FromAnotherTool(OfRun, frozen=True):
         if self.fresh_boots:
             return (
                 f"{self.run} is imported from {self.tool}, each file as a trial; that is right only if each "
-                "file is of a freshly started server, as --fresh-boots says; else import them without"
+                "file is of a freshly started server; if not, import them again without --fresh-boots"
             )
         return (
             f"{self.run} is imported from {self.tool}, one file of one server process; two starts of one "
@@ -95,8 +95,8 @@ class PaceNotKept(OfRun, frozen=True):
     share: float
     tries: str
     says = (
-        "pace not kept: {share:.1%} of what {arm} launched took this machine longer to compute than the pace "
-        "gives it; those steps are too long, so this is not the change at that pace; {tries}"
+        "pace not kept: {share:.1%} of the programs of {arm} took this machine longer to compute than the "
+        "pace says; those steps are too long, so this is not the change at that pace; {tries}"
     )
 
     @classmethod
@@ -203,7 +203,7 @@ class Paced(OfRun, frozen=True):
 
     def sentence(self) -> str:
         assumed = ", whose speed is assumed" if self.host_assumed else ""
-        slower = f"this host takes that many times as long as the GPU's{assumed}"
+        slower = f"this host takes that many times as long as the GPU's host{assumed}"
         by = f", multiplied by {self.k} ({slower})" if self.k else ""
         return (
             f"{self.device}: device times come from --pace{by}, host times from this machine; the change "
@@ -270,7 +270,7 @@ class OutputsAsText(OfRun, frozen=True):
 
     def sentence(self) -> str:
         aa = "see by bench aa how often equal arms differ, and compare"
-        told = "read here how often equal arms differ" if self.against_itself else aa
+        told = "hold other runs against how often these equal arms differ" if self.against_itself else aa
         return (
             "outputs of servers are compared as text (as token ids with count=ids); batching can change a "
             "token, so a server differs from itself too, and no difference fails this run; "
@@ -297,8 +297,8 @@ class OutputsMayDiffer(OfRun, frozen=True):
         if not self.judged:
             return (
                 "equal outputs are not promised: with sampling, half precision or a GPU, the batch can "
-                "change a token; a difference fails this run only where the engine tells how likely both "
-                "tokens were, and one was clearly likelier; see by bench aa how often equal arms differ, and "
+                "change a token; a difference fails this run only where the engine can score both "
+                "tokens, and one is clearly likelier; see by bench aa how often equal arms differ, and "
                 "compare"
             )
         scored = " (a near-tie)"

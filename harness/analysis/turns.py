@@ -15,7 +15,7 @@ from overlap_bench.harness.analysis.warnings import Warning
 from overlap_bench.harness.common.formatting import percent
 from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.metrics.block import Values
-from overlap_bench.harness.metrics.definitions import DRAINED, SLICED
+from overlap_bench.harness.metrics.definitions import DRAINED, OF_PAIRS, SLICED
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.stats import paired
 from overlap_bench.harness.store.tables import Block
@@ -48,7 +48,7 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
     if (apart := _apart(design, per_block, alpha, DRAINED)) is not None:
         return (
             f"an arm leaves work undone at the end of its turn; with that work ({DRAINED}), the change "
-            f"differs by {_said(apart)}, so turns hide a part of it; judge by --primary {OF_ROUNDS}"
+            f"differs by {_said(apart)}, so turns hide a part of it; {_judge_by(design, OF_ROUNDS)}"
         )
     for told in (OF_ROUNDS, OF_CLIENTS):
         rounds = _effect(design, per_block, alpha, told)
@@ -62,9 +62,14 @@ def disagreement(design: Design, per_block: Sequence[Values], alpha: float) -> s
         return (
             f"turns and rounds disagree: the step changed by {_said(turns)} in turns, and by {_said(rounds)} "
             f"in rounds ({told}); arrivals, prefills and the client are in rounds alone, or something "
-            f"disturbs the machine; run bench doctor, or judge by --primary {told}"
+            f"disturbs the machine; run bench doctor, or {_judge_by(design, told)}"
         )
     return None
+
+
+def _judge_by(design: Design, name: str) -> str:
+    """What decides in place of turns: a metric of rounds, which may be the primary already."""
+    return f"judge by --primary {name}" if design.primary in OF_PAIRS else f"believe {design.primary} alone"
 
 
 def disturbed(per_block: Sequence[Values]) -> str | None:

@@ -110,9 +110,9 @@ class WayOut(OfVerdict, frozen=True):
         trials = between(*(f"{each:,}" for each in self.trials))
         wide = f"{UNDECIDED}: these trials scatter too much to show a change of {100 * self.margin:.3g}%"
         peeking = "trials added to this one until it decides raise false alarms (peeking)"
-        likely = "an 80% chance to show it, or take --until-decided"
+        again = "or with --until-decided"
         if self.seconds is None:
-            return f"{wide}; a fresh run of {trials} trials (--trials) has {likely}; {peeking}"
+            return f"{wide}; {peeking}; run again with --trials {trials} (an 80% chance to show it), {again}"
         time = between(*(duration(each * self.seconds) for each in self.trials))
         run = (
             f"a fresh run of about {time} on this machine (--trials {trials}, {duration(self.seconds)} each)"
@@ -120,7 +120,10 @@ class WayOut(OfVerdict, frozen=True):
         if self.trials[0] * self.seconds > FEASIBLE_S:
             needed = f"{run} would be needed, which is not feasible"
             return f"{wide}; {needed}; look for what disturbs it (bench doctor)"
-        return f"{wide}; {run} has {likely}; {peeking}"
+        return (
+            f"{wide}; {peeking}; run again with --trials {trials} (about {time} on this machine, an 80% "
+            f"chance to show it), {again}"
+        )
 
     @classmethod
     def found(cls, decided: Decided) -> Iterator[Self]:
@@ -210,8 +213,8 @@ class OneOrder(OfVerdict, frozen=True):
     ran: str
     usual = Severity.QUALIFIES
     says = (
-        "every trial ran its arms in the same order; if running {ran} makes an arm slower, that is part of "
-        "the change; a fresh run draws other orders"
+        "every trial ran its arms in the same order; if running {ran} makes an arm slower, the change "
+        "contains that; a fresh run draws other orders"
     )
 
 
@@ -230,7 +233,7 @@ class Position(OfVerdict, frozen=True):
             f"position effect: running {self.ran} makes an arm's time differ by {percent(self.change)} "
             f"[{percent(self.low)}, {percent(self.high)}]; {self.left}"
         )
-        less = "more trials balance the orders"
+        less = "a fresh run of more trials balances the orders"
         much = " (more than half the margin, so the verdict is weaker than it looks)"
         return f"{was}{much if self.weakens else ''}; {less}"
 
@@ -248,8 +251,9 @@ class SignFlip(OfVerdict, frozen=True):
             named = ", ".join(f"{name} (p = {p:.3f})" for name, p in self.about_each)
             where = f"disagrees with the t test on {named}"
         return (
-            f"a permutation test, which assumes no normal scatter, {where}; the verdict stands, but may rest "
-            "on one odd trial; look at the trials one by one (bench report), and run again if one stands out"
+            f"a permutation test, which needs no normal distribution, {where}; the verdict stands, but may "
+            "rest on one odd trial; look at the trials one by one (bench report), and run again if one "
+            "stands out"
         )
 
 
@@ -419,6 +423,6 @@ class Unattributed(OfVerdict, frozen=True):
     share: float
     says = (
         "{share:.1%} of the {side} arm's step is in none of the engine's phases (unattributed); it is code "
-        "between two, or another "
-        "process on the host's core; stop other processes, or look at the gaps in bench profile"
+        "between two phases, or another process on the host's core; stop other processes, or look at the "
+        "gaps in bench profile"
     )

@@ -49,6 +49,8 @@ CONVENTIONS = (
 CAUSES = 3  # of failed requests, in the table
 FAMILY = " Verdicts are at 5% over all comparisons of this run together (Holm); intervals are each by itself."
 BOTH = " Of runs without a change, at most 5% call one of the primary, and 5% one of the secondaries."
+# Settings of engines by which a step is prepared while the device computes one.
+AHEAD = (("schedule", "overlap"), ("async_scheduling", "on"))
 MECHANISM = "What the engine counted: whether the change did what it claims to do."
 LIMIT = (
     "In rounds. device_busy: share of the time in which programs ran on the device, copies not counted "
@@ -178,9 +180,20 @@ def step_parts(comparison: Comparison) -> str | None:
             return (
                 f"The decode step's {difference(rows[0])} in {where} is {host} from host time that the "
                 f"device does not hide ({names[1]}: the step, had the device taken as long in both), and "
-                f"{device} from device time ({names[2]})."
+                f"{device} from device time ({names[2]}).{_ahead(comparison)}"
             )
     return None
+
+
+def _ahead(comparison: Comparison) -> str:
+    """What these parts do not tell where an arm prepares a step while the device computes one (stats.md)."""
+    arms = [arm for arm in (comparison.before, comparison.after) if arm is not None]
+    if not any(arm.toggles.get(name) == choice for arm in arms for name, choice in AHEAD):
+        return ""
+    return (
+        " An arm prepares steps ahead of the device: where its host is the slower of the two, device time "
+        "that is saved shows as more host time."
+    )
 
 
 def outputs_line(comparison: Comparison) -> str | None:

@@ -61,8 +61,8 @@ def test_k_is_shown_with_what_is_assumed_of_the_host() -> None:
     for name, assumed in (("llama3-8b-h100", True), ("my-card", False)):
         told = warnings(comparison.result(on_device(kind=f"emulated, paced: {name}*2.5"), blocks(1.0)))
         assert (
-            "times come from --pace, multiplied by 2.5 (this host takes that many times as long as the GPU's"
-            in told
+            "times come from --pace, multiplied by 2.5 "
+            "(this host takes that many times as long as the GPU's host" in told
         )
         assert ("whose speed is assumed" in told) == assumed
     formula = "decode=10ms+0.05ms*batch,prefill=80us*tokens"
@@ -112,7 +112,7 @@ def test_a_paced_device_and_programs_that_did_not_keep_their_pace_are_told() -> 
     assert "emulated, paced: 10ms: device times come from --pace, host times from this" in told(10)
     assert "a CPU core plays" not in told(10)
     assert "pace not kept" not in told(10)
-    assert "pace not kept: 1.1% of what after launched took this machine longer" in told(11)
+    assert "pace not kept: 1.1% of the programs of after took this machine longer" in told(11)
 
 
 @pytest.mark.parametrize(
