@@ -188,10 +188,11 @@ def _read(found: Sequence[tuple[int, bytes]]) -> tuple[list[Piece], Usage, str, 
         completed = usage.take(part["usage"]) if isinstance(part.get("usage"), dict) else None
         done = done or (bool(completed) and not choices)
         for choice in choices:
-            ended = choice.get("finish_reason")
+            ended, told = choice.get("finish_reason"), bool(reason)
             reason = ended if isinstance(ended, str) and ended else reason
             piece = _piece(choice, number, index, completed)
-            if _holds_token(choice, piece, so_far):
+            # Behind the end, some servers send the usage with a choice in which there is nothing.
+            if _holds_token(choice, piece, so_far) and not (told and _is_empty(piece)):
                 pieces.append(piece)
             so_far = so_far if completed is None else completed
     for piece, text in zip(pieces, lenient.whole_characters([each.text for each in pieces]), strict=True):
@@ -225,11 +226,15 @@ def _piece(choice: dict[str, Any], number: int, index: int, completed: int | Non
     return Piece(number, index, thought + lenient.text(said), bool(thought), ids, many, completed)
 
 
+def _is_empty(piece: Piece) -> bool:
+    return not (piece.text or piece.ids or piece.logprobs)
+
+
 def _holds_token(choice: dict[str, Any], piece: Piece, so_far: int | None) -> bool:
     """By its content; else by its usage, where that grows from chunk to chunk (`so_far`: the one before; a
     usage that comes only with the end is the sum). Without that, each chunk of a completion is a step, as
     vLLM's and SGLang's clients count them, except for one without text that brings the end."""
-    if piece.text or piece.ids or piece.logprobs:
+    if not _is_empty(piece):
         return True
     if piece.ids is not None or piece.logprobs is not None:
         return False

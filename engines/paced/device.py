@@ -252,11 +252,17 @@ def sizes_of(prefilling: Any, scheduled: Any, lengths: Any, padded: int) -> list
     sizes = []
     if not prefilling.all():
         rows = int(scheduled[~prefilling].sum()) if prefilling.any() else padded
-        sizes.append(Size("decode", rows, rows, int(lengths[~prefilling].max())))
+        sizes.append(Size("decode", rows, rows, mean_context(lengths[~prefilling], rows)))
     if prefilling.any():
         prefills, tokens = int(prefilling.sum()), int(scheduled[prefilling].sum())
         sizes.append(Size("prefill", prefills, tokens, int(lengths[prefilling].max())))
     return sizes
+
+
+def mean_context(lengths: Any, rows: int) -> int:
+    """The context of each of so many rows whose attention reads as much as that of these: each reads its own,
+    and one that pads a graph nothing."""
+    return max(1, round(int(lengths.sum()) / rows))
 
 
 class _Looking(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
@@ -444,6 +450,11 @@ def _current(device: Any = None) -> Stream:
     return Stream()
 
 
+def _synchronize(device: Any = None) -> None:
+    """The host waits for all that was queued."""
+    Event.owner.wait(Event.owner.clock.free)
+
+
 def _memory(device: Any = None) -> tuple[int, int]:
     return 0, 0
 
@@ -464,7 +475,7 @@ _IN_PLACE: dict[Any, dict[str, Any]] = {
         "current_stream": _current,
     },
     torch.accelerator: {
-        "synchronize": _nothing,
+        "synchronize": _synchronize,
         "empty_cache": _nothing,
         "get_memory_info": _memory,
     },

@@ -9,7 +9,7 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from overlap_bench.engines.pace import Size
-from overlap_bench.engines.paced.device import Device
+from overlap_bench.engines.paced.device import Device, mean_context
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]
@@ -51,8 +51,8 @@ class Answering:
 
 def size_of(batch: Any, lengths: Any, captured: list[int]) -> Size:
     """Size of what a batch of these `lengths` computes; a decode is padded as its graph is."""
-    rows, context = len(lengths), int(lengths.numpy().max())
+    rows, lengths = len(lengths), lengths.numpy()
     if batch.forward_mode.is_decode():
         padded = captured[bisect_left(captured, rows)]
-        return Size("decode", padded, padded, context)
-    return Size("prefill", rows, batch.extend_num_tokens, context)
+        return Size("decode", padded, padded, mean_context(lengths, padded))
+    return Size("prefill", rows, batch.extend_num_tokens, int(lengths.max()))

@@ -51,7 +51,7 @@ SPEC = EngineSpec(
     ),
     build=f"{__name__}.engine:build",
     presets=(*PRESETS, *SHAPES),
-    defaults={"model": "tiny-gpt2-32"},
+    defaults={"model": "tiny-gpt2-32", "stream_interval": 1},  # as vLLM has it
     paced={"model": "llama3-8b", "dtype": "bfloat16", "max_context": 2048},
     paced_toggles={"enforce_eager": "off", "chunked_prefill": "on"},  # as vLLM has them on a card
     plants=("host",),

@@ -183,13 +183,17 @@ def _changes(stored: Bisection, trials: Sequence[Trial], known: Posterior) -> It
     it, up to the next change."""
     sd = _sd([each.effect for each in trials])
     starts = [0, *(last for _, last in known.best), len(stored.commits)]
-    levels: list[tuple[float, float]] = []  # mean, and 1/n
+    levels: list[tuple[float, float]] = []  # mean, and its variance, of the effects' variance
     for number in range(len(known.best) + 1):
         inside = range(starts[number], starts[number + 1])
         values = [each.change for each in trials if each.commit and each.commit in inside]
+        of_commits = len(values) if number == len(known.best) else 0
         if number == len(known.best):
             values += [each.effect for each in trials]
-        levels.append((float(np.mean(values)), 1 / len(values)) if values and number else (0.0, 0.0))
+        # A trial of one of these commits gives its change and its effect against the same boot of good: half
+        # of the variance of each is the other's, too.
+        variance = (len(values) + of_commits) / len(values) ** 2 if values else 0.0
+        levels.append((float(np.mean(values)), variance) if values and number else (0.0, 0.0))
     for (first, last), before, after in zip(known.best, levels, levels[1:], strict=False):
         half = 0.0
         if sd is not None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from overlap_bench.harness.analysis import decision, turns
 from overlap_bench.harness.analysis.arm_warnings import circumstances
-from overlap_bench.harness.analysis.decision import CONTRADICTED
+from overlap_bench.harness.analysis.decision import CONTRADICTED, OFFERED, Verdict
 from overlap_bench.harness.analysis.result import (
     Aliased,
     Comparison,
@@ -18,7 +18,14 @@ from overlap_bench.harness.analysis.result import (
     Effects,
     FactorialResult,
 )
-from overlap_bench.harness.analysis.values import Series, check_values, counted, measured
+from overlap_bench.harness.analysis.values import (
+    THROUGHPUTS,
+    Series,
+    check_values,
+    counted,
+    measured,
+    offered_load,
+)
 from overlap_bench.harness.analysis.verdict_warnings import (
     Contradicted,
     LeftOut,
@@ -98,16 +105,20 @@ def of_run(
         *circumstances(manifest, blocks, values),
     ]
     found = analyse(planned, design, values, [block.node for block in blocks], told)
-    if not doubts:
-        return found
-    return msgspec.structs.replace(
-        found, metrics={name: _not_believed(each) for name, each in found.metrics.items()}
-    )
+    offered = THROUGHPUTS if offered_load(design, per_block) else ()
+    metrics = {
+        name: _judged_as(OFFERED if name in offered else CONTRADICTED, each)
+        if doubts or name in offered
+        else each
+        for name, each in found.metrics.items()
+    }
+    return msgspec.structs.replace(found, metrics=metrics)
 
 
-def _not_believed(found: Effects) -> Effects:
+def _judged_as(verdict: Verdict, found: Effects) -> Effects:
+    """The effects of a metric, with this in place of their verdicts."""
     effects = [
-        msgspec.structs.replace(each, verdict=CONTRADICTED.stored) if each.verdict is not None else each
+        msgspec.structs.replace(each, verdict=verdict.stored) if each.verdict is not None else each
         for each in found.effects
     ]
     return msgspec.structs.replace(found, effects=effects)

@@ -79,21 +79,26 @@ def without_k(pace: str) -> str:
 
 
 def added(past: Sequence[Remembered], this: Remembered) -> list[Remembered]:
-    """The history with this gate as its last; one that is judged again replaces what it was."""
-    return [*(each for each in past if each.run != this.run), this]
+    """The history with this gate: as its last or, where it is judged again, in its old place, for changes are
+    found in the order of the nights."""
+    if any(each.run == this.run for each in past):
+        return [this if each.run == this.run else each for each in past]
+    return [*past, this]
 
 
-def history_of(gates: Sequence[Remembered]) -> History:
-    """What the gates of the last one's setting and base say together of its metrics."""
-    return _history(_alike(gates), gates[-1].changes)
+def history_of(gates: Sequence[Remembered], this: Remembered) -> History:
+    """What the gates of this one's setting and base say together of its metrics."""
+    return _history(_alike(gates, this), this.changes)
 
 
-def found_now(gates: Sequence[Remembered]) -> list[Moved]:
-    """The last change for the worse of each metric of which the gates before this one showed fewer: one whose
+def found_now(gates: Sequence[Remembered], this: Remembered) -> list[Moved]:
+    """The last change for the worse of each metric of which the gates beside this one showed fewer: one whose
     place moves by a night is the same one still."""
-    alike = _alike(gates)
-    now = _worse(alike, gates[-1].changes)
-    known = Counter(each.metric for each in _worse(alike[:-1], gates[-1].changes))
+    alike = _alike(gates, this)
+    now = _worse(alike, this.changes)
+    known = Counter(
+        each.metric for each in _worse([each for each in alike if each is not this], this.changes)
+    )
     counted = Counter(each.metric for each in now)
     last = {each.metric: each for each in now}
     return [each for name, each in last.items() if counted[name] > known[name]]
@@ -102,7 +107,7 @@ def found_now(gates: Sequence[Remembered]) -> list[Moved]:
 def span(gates: Sequence[Remembered]) -> tuple[str, str, str] | None:
     """The latest change for the worse that they show: its metric, and the heads between which it lies, with
     NEAR gates more on either side. None where they show none."""
-    alike = _alike(gates) if gates else []
+    alike = _alike(gates, gates[-1]) if gates else []
     found = []
     for each in _worse(alike, dict.fromkeys(name for gate in alike for name in gate.changes)):
         having = [gate for gate in alike if each.metric in gate.changes]
@@ -112,9 +117,8 @@ def span(gates: Sequence[Remembered]) -> tuple[str, str, str] | None:
     return max(found)[1:] if found else None
 
 
-def _alike(gates: Sequence[Remembered]) -> list[Remembered]:
-    last = gates[-1]
-    return [each for each in gates if (each.setting, each.base) == (last.setting, last.base)]
+def _alike(gates: Sequence[Remembered], this: Remembered) -> list[Remembered]:
+    return [each for each in gates if (each.setting, each.base) == (this.setting, this.base)]
 
 
 def _worse(alike: Sequence[Remembered], names: Iterable[str]) -> list[Moved]:

@@ -139,7 +139,8 @@ def as_found(path: Path, plain: dict[str, Any], kind: type[Found]) -> Found:
 def read_block(folder: Path, number: int, design: Design) -> Block:
     """A block in which every arm has its rows. Raises StoreError."""
     block = Block(number, tables.read_block(folder, number))
-    aggregates = any(name.startswith(definitions.TOLD) for name in block.tables["rounds"])  # of an import
+    rounds = block.tables["rounds"]  # of an import, with what its file told
+    aggregates = any(rounds[name].notna().any() for name in rounds if name.startswith(definitions.TOLD))
     for arm in design.arms:
         for table in tables.NEEDED:
             if not len(block.of(arm.name, table)) and not (aggregates and table == "requests"):

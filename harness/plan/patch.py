@@ -23,7 +23,8 @@ def read_patch(file: str, packages: Sequence[str]) -> Patch:
     """The diff in a file, for packages of these names. Raises BadSetting where there is none, or it changes
     none of their files."""
     try:
-        text = Path(file).expanduser().read_text("utf-8")
+        with Path(file).expanduser().open(encoding="utf-8", newline="") as opened:
+            text = opened.read()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise api.BadSetting(f"patch={file} can't be read: {why}") from error
@@ -45,7 +46,7 @@ def read_patch(file: str, packages: Sequence[str]) -> Patch:
 def _changed(text: str) -> Iterator[str]:
     """Every file that a diff names, but for what stands within its hunks."""
     removed = added = 0  # lines of a hunk that are still to come
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if removed > 0 or added > 0:
             removed -= line[:1] in ("-", " ", "")
             added -= line[:1] in ("+", " ", "")
@@ -56,7 +57,9 @@ def _changed(text: str) -> Iterator[str]:
             if name != NOWHERE:
                 yield f"b/{name.removeprefix('a/')}" if name.startswith("a/") else name
         elif moved := re.match(r"(?:rename|copy) (?:from|to) (.+)", line):
-            yield f"b/{moved[1]}"
+            yield f"b/{moved[1].rstrip()}"
+        elif alone := re.fullmatch(r"diff --git a/(.+) b/\1\r?", line):
+            yield f"b/{alone[1]}"  # an empty file, or one that is no text, has no more lines than this
 
 
 def packages_of(spec: api.EngineSpec, python: str | None, toggles: Mapping[str, str]) -> Sequence[str]:

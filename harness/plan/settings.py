@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
@@ -20,7 +22,7 @@ from overlap_bench.harness.metrics.definitions import (
     phase_in_turns,
     phase_metric,
 )
-from overlap_bench.harness.plan.design import ONE_SIDED, Arm, Design, Factorial, Gate
+from overlap_bench.harness.plan.design import ONE_SIDED, Arm, Design, Factorial, Gate, started_by
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.variants import Variant
 from overlap_bench.harness.stats import stopping as early
@@ -306,6 +308,7 @@ def make_design(
     sides = {"before": before}
     if request.variant is not None or after or request.refs is not None:
         sides["after"] = after
+    measures_k = {**both, **before}.get("python") or _server_s({**both, **before}.get("cmd"))
     arms = tuple(
         make_arm(
             engines,
@@ -314,7 +317,7 @@ def make_design(
             {**pair.options, **side, **request.options},
             start,
             {**both, **changes},
-            {**both, **before}.get("python"),  # of both arms: there is one device
+            measures_k,  # of both arms: there is one device
         )
         for (name, changes), start, side in zip(sides.items(), starts, of_sides, strict=False)
     )
@@ -339,6 +342,14 @@ def make_design(
         secondaries=_secondaries(request, pair),
         usual="" if _is_changed(request) else pair.primary,
     )
+
+
+def _server_s(command: str | None) -> str | None:
+    """The interpreter in a server's command; None where it has none, or none can be told."""
+    with suppress(ValueError):  # an open quote, which is refused elsewhere
+        runs = started_by(None, {} if command is None else {"cmd": command})[0]
+        return runs if runs is not None and "python" in Path(runs).name else None
+    return None
 
 
 def _is_changed(request: Request) -> bool:

@@ -45,8 +45,23 @@ class Patches:
                     f"patch={arm.patch.file} changes"
                 )
             self._made[arm.name] = patched(arm.patch, packages, self._room / f"patched-{len(self._made)}")
-        path = [str(self._made[arm.name]), *filter(None, [arm.env.get("PYTHONPATH")])]
-        return msgspec.structs.replace(arm, env={**arm.env, "PYTHONPATH": os.pathsep.join(path)})
+        inherited = arm.env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+        path = [str(self._made[arm.name]), *filter(None, [inherited])]
+        found = msgspec.structs.replace(arm, env={**arm.env, "PYTHONPATH": os.pathsep.join(path)})
+        _check_first(found, self._made[arm.name])
+        return found
+
+
+def _check_first(arm: Arm, copy: Path) -> None:
+    """Raises BadSetting where the arm would run another copy than the patched one: a server finds what is in
+    the current folder first."""
+    assert arm.patch is not None
+    for name, place in located(arm, arm.patch.packages).items():
+        if not place.is_relative_to(copy):
+            raise api.BadSetting(
+                f"{arm.name} would run {name} without patch={arm.patch.file}: it finds {place} first; start "
+                "bench in another folder"
+            )
 
 
 def patched(patch: Patch, packages: Mapping[str, Path], folder: Path) -> Path:
@@ -61,7 +76,8 @@ def patched(patch: Patch, packages: Mapping[str, Path], folder: Path) -> Path:
         else:
             _link(root, folder / name, name, changed)
     text = folder / "patch.diff"
-    text.write_text(patch.text, "utf-8")
+    with text.open("w", encoding="utf-8", newline="") as file:  # the ends of its lines are the files'
+        file.write(patch.text)
     # In a repository of its own: in another one's folder, git would pass over every file, and say nothing.
     machine.run_git("init", "--quiet", where=folder)
     asked = ["apply", f"-p{patch.strip}", "--whitespace=nowarn", *(f"--include={each}" for each in changed)]

@@ -22,6 +22,7 @@ import pandas as pd
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import history
 from overlap_bench.harness.analysis.bisection import Bisected, ends_of, known_of, result, trial_of, trials_of
+from overlap_bench.harness.analysis.values import THROUGHPUTS
 from overlap_bench.harness.common.formatting import between as ranged
 from overlap_bench.harness.common.formatting import duration, percent
 from overlap_bench.harness.common.machine import guess_device
@@ -44,12 +45,14 @@ from overlap_bench.harness.store.files import StoreError, WriteFailed, read_json
 from overlap_bench.harness.store.manifest import check_resume, create, described_here, discard, held
 from overlap_bench.harness.store.tables import Block, finished_blocks, write_block
 from overlap_bench.harness.store.trust import Admit
+from overlap_bench.harness.workload.arrivals import ARRIVALS
 
 MINUTES = 60.0  # unless others are asked for
 TRIALS = 500  # at most: days
 PATIENCE = 10  # times as long as the first boots took: a commit that has not booted by then hangs
 LEAST_PATIENCE_S = 60.0
 TRIES = 2  # of a trial, before its commit is skipped
+WORTHLESS = 3  # trials of a commit without a value, before it is skipped
 IN_A_ROW = 3  # commits that fail one after the other: it is not theirs
 # Of a trial of good and bad, what one with a commit beside them takes, and that commit's first boot; until
 # they were seen.
@@ -80,6 +83,11 @@ def begin(request: Request, good: str, bad: str, metric: str | None, out: Path) 
     design = make_design(request, engines_of(refs), load_variants(), guess_device)
     check_gated([design.primary], DEFAULT_LIMIT)
     check_metrics(design)
+    if design.primary in THROUGHPUTS and ARRIVALS[design.workload.arrival].open_loop:
+        raise api.BadSetting(
+            f"{design.primary} is the load that is offered, as long as the engine keeps up: bisect another "
+            "--metric, or --arrival closed"
+        )
     name = f"bisect-{design.arms[0].engine}"
     arms = tuple(
         msgspec.structs.replace(arm, name=called)
@@ -158,6 +166,7 @@ class _Search:
     warm_s: list[float] = field(default_factory=list)  # of commits' first boots
     warmed: set[int] = field(default_factory=set)
     failures: dict[int, int] = field(default_factory=dict)
+    valueless: dict[int, int] = field(default_factory=dict)  # trials without a value, by commit
 
     def __post_init__(self) -> None:
         self.began = self.last = time.monotonic()
@@ -256,6 +265,10 @@ class _Search:
         (self.trio_s if place else self.pairs_s).append(time.monotonic() - began)
         self._keep()
         self._tell(place, self.trials[-1])
+        if place and self.trials[-1] is None:
+            self.valueless[place] = self.valueless.get(place, 0) + 1
+            if self.valueless[place] == WORTHLESS:  # the next trial would be its own again
+                self._skip(place, f"{WORTHLESS} of its trials have no value of {design.primary}")
 
     def _failed(self, place: int, error: Exception) -> None:
         """Skip a commit whose first boot failed, or whose trial did so twice."""
@@ -263,9 +276,15 @@ class _Search:
         if place in self.warmed and self.failures[place] < TRIES:
             self.say(f"a trial failed, and is tried again: {error}")
             return
-        if len(self.failures) == IN_A_ROW:
+        if len(self.failures) == IN_A_ROW:  # --resume is to try them all again
+            theirs = {self.stored.commits[each - 1].commit for each in self.failures}
+            skipped = {name: why for name, why in self.stored.skipped.items() if name not in theirs}
+            self._keep(skipped=skipped)
             raise error
-        commit, reason = self.stored.commits[place - 1], " ".join(str(error).split())
+        self._skip(place, " ".join(str(error).split()))
+
+    def _skip(self, place: int, reason: str) -> None:
+        commit = self.stored.commits[place - 1]
         self.say(f"{commit.short} is skipped, it can't be measured: {reason}")
         self._keep(skipped={**self.stored.skipped, commit.commit: reason})
 

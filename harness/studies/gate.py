@@ -155,9 +155,10 @@ def judge(folder: Path, names: Sequence[str], limit: float | None) -> Result:
     failing = gate.more_failed(before, after, most, level)
     compared = summary.comparisons[0]
     by_rounds = {name: each for name, each in judged.items() if not definitions.METRICS[name].of_turns}
-    deciding = [per_block[place] for place in counted(design, per_block, wanted)]
+    counting = counted(design, per_block, wanted)
+    deciding = [per_block[place] for place in counting]
     doubt = turns.disagreement(design, deciding, 2 * level) if len(by_rounds) < len(judged) else None
-    between = nodes.disagreement(design, per_block, [block.node for block in blocks], wanted)
+    between = nodes.disagreement(design, deciding, [blocks[place].node for place in counting], wanted)
     apart = manifest.never_ran or doubt or between
     chosen = gate.unplanned(design, wanted, most)
     seconds = block_seconds(blocks)
@@ -177,6 +178,6 @@ def remember(gated: Result, folder: Path, path: Path) -> Result:
     gates = history.added(read_json_lines(path, history.Remembered), this)
     write_json_lines(path, gates)
     assert gated.gate is not None
-    new = [f"{words.moved(each)}, as no gate before showed" for each in history.found_now(gates)]
+    new = [f"{words.moved(each)}, as no gate before showed" for each in history.found_now(gates, this)]
     judged = gate.doubted(gated.gate, new)
-    return msgspec.structs.replace(gated, gate=judged, history=history.history_of(gates))
+    return msgspec.structs.replace(gated, gate=judged, history=history.history_of(gates, this))

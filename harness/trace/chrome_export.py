@@ -1,8 +1,9 @@
 """A timeline as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-Times are in us with three decimals, from the first thing in the file on; `otherData` says when that was by
-perf_counter_ns. Arrows are flow events: `s` on the track that they come from, `f` (binding to the range
-around it) on the one where they end.
+Times are in us with three decimals, from the start of the window on; `otherData` says when that was by
+perf_counter_ns. What is only partly in the window is cut at its edge: whole, it would count for a step more
+than there are, in one arm and not in another. Arrows are flow events: `s` on the track that they come from,
+`f` (binding to the range around it) on the one where they end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Event = dict[str, object]
 
 def chrome_trace(timeline: Timeline, about: Mapping[str, object]) -> bytes:
     """The file's content; `about` is kept in it for people."""
-    base = min((each.start_ns for each in timeline.ranges), default=timeline.opened_ns)
+    base = timeline.opened_ns
     document = {
         "traceEvents": [*_names(timeline), *_ranges(timeline, base), *_arrows(timeline, base)],
         "displayTimeUnit": "ms",
@@ -57,19 +58,22 @@ def _names(timeline: Timeline) -> Iterator[Event]:
 def _ranges(timeline: Timeline, base: int) -> Iterator[Event]:
     for each in timeline.ranges:
         track = timeline.tracks[each.track]
+        start, end = max(each.start_ns, timeline.opened_ns), min(each.end_ns, timeline.closed_ns)
         yield {
             "ph": "X",
             "name": each.name,
             "cat": track.category,
             **_on(track),
-            "ts": _us(each.start_ns, base),
-            "dur": _us(each.end_ns, each.start_ns),
+            "ts": _us(start, base),
+            "dur": _us(end, start),
             "args": each.facts,
         }
 
 
 def _arrows(timeline: Timeline, base: int) -> Iterator[Event]:
     for number, arrow in enumerate(timeline.arrows):
+        if arrow.from_ns < timeline.opened_ns or arrow.to_ns >= timeline.closed_ns:
+            continue
         ends = (
             ({"ph": "s"}, arrow.from_track, arrow.from_ns),
             ({"ph": "f", "bp": "e"}, arrow.to_track, arrow.to_ns),

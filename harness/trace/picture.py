@@ -74,7 +74,7 @@ class Shown(msgspec.Struct, frozen=True):
     title: str
     starts_ns: tuple[int, ...]  # of one step more than is shown, where the last one ends
     few: Extract
-    host: Extract
+    host: Extract | None  # where no launch was recorded
 
 
 Lane = tuple[Track, list[Range]]
@@ -90,8 +90,12 @@ def draw(panels: Sequence[tuple[Timeline, str]], heading: str, files: Sequence[P
 
     shown = [_chosen(timeline, title) for timeline, title in panels]
     few = max(each.few.last_ns - each.few.first_ns for each in shown)
-    host = max(each.host.last_ns - each.host.first_ns for each in shown)
-    wide = [(each.few.widened(AHEAD, few), each.host.widened(AROUND, host)) for each in shown]
+    hosts = [each.host for each in shown if each.host is not None]
+    host = max((each.last_ns - each.first_ns for each in hosts), default=few)
+    wide = [
+        (each.few.widened(AHEAD, few), *([each.host.widened(AROUND, host)] if each.host is not None else []))
+        for each in shown
+    ]
     lanes = [_lanes(each.timeline, extracts) for each, extracts in zip(shown, wide, strict=True)]
     heights = [ABOVE + LANE * len(each) for each in lanes]
     with pyplot.rc_context({"font.family": "DejaVu Sans", "font.size": 9, "svg.fonttype": "none"}):
@@ -105,12 +109,15 @@ def draw(panels: Sequence[tuple[Timeline, str]], heading: str, files: Sequence[P
         )
         for (left, right), each, extracts, own in zip(axes, shown, wide, lanes, strict=True):
             _draw_lanes(left, each.timeline, own, extracts[0], PARTS / (PARTS + 1))
-            _draw_lanes(right, each.timeline, own, extracts[1], 1 / (PARTS + 1))
             starts = [each.few.ms(ns) for ns in each.starts_ns]
             left.vlines(starts, -0.5, len(own) - 0.5, INK, linewidth=0.8, linestyle=(0, (4, 2)), zorder=4)
             for one, next_one in pairwise(starts):
                 _draw_length(left, one, next_one)
-            _draw_length(right, 0, each.host.ms(each.host.last_ns))
+            if each.host is None:
+                right.text(0.5, 0.5, "no launch was recorded", ha="center", transform=right.transAxes)
+            else:
+                _draw_lanes(right, each.timeline, own, extracts[1], 1 / (PARTS + 1))
+                _draw_length(right, 0, each.host.ms(each.host.last_ns))
             left.set_yticks(range(len(own)), [_lane_name(track) for track, _ in own])
             right.set_yticks([])
             left.set_title(each.title, loc="left", fontsize=10, pad=4)
@@ -149,7 +156,7 @@ def _chosen(timeline: Timeline, title: str) -> Shown:
     )
     few = Extract(starts[typical[0]], starts[typical[0]], starts[typical[-1]])
     at = tuple(starts[step] for step in typical)
-    return Shown(timeline, title, at, few, _host_part(timeline) or few)
+    return Shown(timeline, title, at, few, _host_part(timeline))
 
 
 def _host_part(timeline: Timeline) -> Extract | None:

@@ -1,10 +1,12 @@
 """`bench bisect` from its first trial to its answer, with trials that are drawn."""
 
 import json
+import math
 import random
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from overlap_bench.engines import api
@@ -12,6 +14,7 @@ from overlap_bench.harness.analysis import bisection
 from overlap_bench.harness.analysis.bisection import ends_of
 from overlap_bench.harness.report import bisection_tables, formats
 from overlap_bench.harness.stats.bisection import Trial
+from overlap_bench.harness.stats.distributions import t_quantile
 from overlap_bench.harness.store import bisection as store
 from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.manifest import read_manifest
@@ -19,7 +22,7 @@ from overlap_bench.harness.store.tables import finished_blocks
 from overlap_bench.harness.studies import bisect as study
 from tests.support import simulated_bisection
 from tests.support.repositories import fingerprint
-from tests.support.simulated_bisection import BUILT, Killed, Simulated
+from tests.support.simulated_bisection import ASKED, BUILT, Killed, Simulated
 
 
 @pytest.fixture(scope="module")
@@ -290,3 +293,51 @@ def test_only_what_was_begun_here_is_gone_on_with(repository: Path, tmp_path: Pa
     store.write(folder, msgspec.structs.replace(stored, commits=stored.commits[1:]))
     with pytest.raises(api.BadSetting, match="if it may do all this, give --trust"):
         study.resumed(folder, lambda *what: study.trust.admit(*what, trusted=False, say=lambda line: None))
+
+
+def test_a_commit_whose_trials_have_no_value_is_skipped_after_three(repository: Path, tmp_path: Path) -> None:
+    """The search would choose it again and again: without a value nothing is learnt of it."""
+    simulated = Simulated(repository, tmp_path, stepping(16, 11), worthless=[8])
+    found = simulated.measure(*simulated.begin())
+    assert found.culprit == simulated.commits[10]
+    assert found.unusable == 3
+    told = {each.commit: each.skipped for each in found.commits if each.skipped}
+    assert "have no value of" in told[simulated.commits[7]]
+
+
+def test_commits_that_failed_for_another_reason_are_tried_again(repository: Path, tmp_path: Path) -> None:
+    """Three in a row: something else was wrong, such as memory that another process held."""
+    simulated = Simulated(repository, tmp_path, stepping(16, 4), broken=range(1, 16))
+    folder, stored = simulated.begin()
+    with pytest.raises(api.EngineError, match="no scheduler"):
+        simulated.measure(folder, stored)
+    assert not store.read(folder).skipped
+    simulated.broken = ()
+    assert resumed(simulated, folder).culprit == simulated.commits[3]
+
+
+def test_the_load_that_is_offered_is_not_bisected(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repository)
+    asked = msgspec.structs.replace(ASKED, workload={"arrival": "fixed", "interval_ms": 100.0})
+    with pytest.raises(api.BadSetting, match="throughput_tok_s is the load that is offered"):
+        study.begin(asked, "commit-0", "commit-8", "throughput_tok_s", tmp_path)
+
+
+def test_the_interval_of_a_change_knows_that_two_numbers_of_a_trial_share_a_boot(
+    repository: Path, tmp_path: Path
+) -> None:
+    """A trial of a commit behind the change: its own and bad's, against the same boot of good. Taken for
+    independent, intervals of 95% held the change in 91 to 93% of 20,000 simulated runs."""
+    _, stored = Simulated(repository, tmp_path, stepping(8, 4)).begin()
+    noise = [0.002 * (-1) ** number for number in range(14)]
+    alone = [Trial(0, 0.1 + each) for each in noise[:6]]
+    before = [Trial(3, 0.1 + each, each) for each in noise[6:8]]
+    behind = [Trial(4, 0.1 + each, 0.1 + each) for each in noise[8:]]
+    trials = [*alone, *before, *behind]
+    (found,) = bisection.result(stored, trials, "lower").changes
+    assert (found.first, found.last) == (stored.commits[3].commit, stored.commits[3].commit)
+    shared = (14 + 2 * 6) / (14 + 6) ** 2  # in place of 1 / (14 + 6)
+    half = t_quantile(0.975, 13) * np.std([each.effect for each in trials], ddof=1) * shared**0.5
+    assert math.log1p(found.ci_high) - math.log1p(found.effect) == pytest.approx(half)

@@ -19,6 +19,7 @@ from overlap_bench.harness.analysis import comparison, decision, factorial
 from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.analysis.result import FactorialResult, Result
 from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics.block import OFFERED
 from overlap_bench.harness.metrics.definitions import PAIRS, SLICED, UNDISTURBED
 from overlap_bench.harness.plan.factors import make_factorial
 from overlap_bench.harness.plan.request import Request
@@ -402,3 +403,26 @@ def test_the_effects_of_a_stored_factorial_as_a_frame(tmp_path: Path) -> None:
     assert row["verdict"] == "faster"
     with pytest.raises(api.BadSetting, match="is not a factorial, so it has no effects"):
         _ = overlap_bench.load(stored(tmp_path, "a", plan=manifest(1))).effects
+
+
+def test_an_effect_on_the_load_that_is_offered_has_no_verdict() -> None:
+    """Whatever the toggles do: an engine that keeps up gives what arrives."""
+    plan = planned_factorial("h2d,output")
+    per_block = [
+        {
+            arm.name: {
+                "throughput_tok_s": 1600.0 * (1 + 1e-4 * number),
+                "throughput_req_s": 10.0,
+                OFFERED: 10.0,
+            }
+            for arm in plan.design.arms
+        }
+        for number in range(6)
+    ]
+    design = msgspec.structs.replace(
+        plan.design, primary="throughput_tok_s", secondaries=(),
+        workload=msgspec.structs.replace(plan.design.workload, arrival="fixed", concurrency=None),
+    )  # fmt: skip
+    plan = msgspec.structs.replace(plan, design=design)
+    found = factorial.of_run(plan, design.factorial, factorial_blocks(plan, TPOT), per_block, [])
+    assert {each.verdict for each in found.metrics["throughput_tok_s"].effects} == {None}

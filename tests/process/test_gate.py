@@ -27,6 +27,7 @@ from overlap_bench.harness.report.gate_tables import write
 from overlap_bench.harness.stats.stopping import until_clear, until_decided, until_precise
 from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
+from overlap_bench.harness.studies import gate as study
 from overlap_bench.harness.studies.gate import judge
 from overlap_bench.harness.workload.workload import Workload
 from tests.engine.test_plant import arm
@@ -479,3 +480,20 @@ def test_a_gate_with_refs_takes_one_setting() -> None:
             load_variants(),
             lambda: "emulated",
         )
+
+
+def test_nodes_are_asked_about_the_trials_that_decide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disturbed one, far off, would hide that they disagree in the others."""
+    asked: list[tuple[int, int]] = []
+
+    def disagreement(design: Any, per_block: Any, nodes: Any, names: Any) -> str:
+        asked.append((len(per_block), len(nodes)))
+        return "nodes disagree about tpot_ms_p50 (p = 0.005)"
+
+    monkeypatch.setattr(study, "counted", lambda design, per_block, names: [0, 1, 3, 4, 5])
+    monkeypatch.setattr(study.nodes, "disagreement", disagreement)
+    found = judge(Path(stored(tmp_path, "run")), ["tpot_ms_p50"], 0.05)
+    assert asked == [(5, 5)]
+    assert found.gate.verdict == "undecided"

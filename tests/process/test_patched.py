@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from overlap_bench.engines import api
-from overlap_bench.harness.plan.design import Patch
+from overlap_bench.harness.plan.design import Arm, Patch
 from overlap_bench.harness.plan.patch import read_patch
 from overlap_bench.harness.run import patched as run_patched
 from overlap_bench.harness.run.patched import Patches, patched
@@ -134,7 +135,8 @@ def test_a_change_that_is_there_already_says_how_to_measure_it(tmp_path: Path, i
 def test_an_arm_finds_its_copy_first_and_only_once_it_is_made(
     tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_patched, "located", lambda arm, names: {"engine": installed})
+    places = iter([installed, tmp_path / "patched-0" / "engine", tmp_path / "patched-0" / "engine"])
+    monkeypatch.setattr(run_patched, "located", lambda arm, names: {"engine": next(places)})
     plain = manifest().design.arms[0]
     arm = type(plain)(
         name="after", engine=plain.engine, options=plain.options, toggles=plain.toggles,
@@ -152,3 +154,49 @@ def test_an_arm_finds_its_copy_first_and_only_once_it_is_made(
     monkeypatch.setattr(run_patched, "located", lambda arm, names: {})
     with pytest.raises(api.BadSetting, match="has no engine, which patch="):
         Patches(tmp_path).find_first(arm)
+
+
+def arm_of(tmp_path: Path, **more: Any) -> Arm:
+    plain = manifest().design.arms[0]
+    return Arm(
+        name="after", engine=plain.engine, options=plain.options, toggles=plain.toggles,
+        patch=made(tmp_path), **more,
+    )  # fmt: skip
+
+
+def test_an_arm_with_a_diff_finds_all_else_where_the_other_arm_does(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the path that this process was given."""
+    monkeypatch.setenv("PYTHONPATH", str(installed.parent))
+    path = Patches(tmp_path).find_first(arm_of(tmp_path)).env["PYTHONPATH"].split(os.pathsep)
+    assert path[1:] == [str(installed.parent)]
+
+
+def test_an_arm_that_would_run_another_copy_is_refused(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a server does in the folder of its own package: it finds what is there first."""
+    monkeypatch.chdir(installed.parent)
+    arm = arm_of(tmp_path)
+    arm = replace(arm, toggles={**arm.toggles, "cmd": f"{sys.executable} -m engine --port {{port}}"})
+    with pytest.raises(api.BadSetting, match=r"after would run engine without patch=.* finds .*site/engine"):
+        Patches(tmp_path).find_first(arm)
+
+
+def test_files_of_a_diff_that_have_no_text_are_made_too(tmp_path: Path, installed: Path) -> None:
+    name = "engine/sub/__init__.py"
+    empty = f"diff --git a/{name} b/{name}\nnew file mode 100644\nindex 0000000..e69de29\n"
+    copy = patched(made(tmp_path, empty + DIFF), {"engine": installed}, tmp_path / "copy")
+    assert (copy / "engine" / "sub" / "__init__.py").read_bytes() == b""
+
+
+def test_a_diff_of_a_file_of_windows_keeps_the_ends_of_its_lines(tmp_path: Path, installed: Path) -> None:
+    (installed / "core" / "pool.py").write_bytes(SOURCE.replace("\n", "\r\n").encode())
+    hunk = DIFF[DIFF.index("@@ -9,3") : DIFF.index("diff --git a/engine/core/new.py")]
+    head, *lines = hunk.splitlines()
+    ended = "\n".join([head, *(f"{line}\r" for line in lines), ""])
+    (tmp_path / "change.diff").write_bytes(DIFF.replace(hunk, ended).encode())
+    found = read_patch(str(tmp_path / "change.diff"), ["engine"])
+    copy = patched(found, {"engine": installed}, tmp_path / "copy")
+    assert b'line9 = "changed"\r\n' in (copy / "engine" / "core" / "pool.py").read_bytes()

@@ -53,6 +53,7 @@ class Simulated:
     broken: Sequence[int] = ()
     failing: Sequence[int] = ()
     nothing: Sequence[int] = ()  # numbers of trials without a value
+    worthless: Sequence[int] = ()  # and places of commits whose trials have none
     hanging: Sequence[int] = ()  # places of commits that never come up
     rebuilt: Sequence[int] = ()  # places before whose boots the built file of --overlay was changed
     built: Sequence[int] = ()  # and of commits that have it themselves
@@ -150,7 +151,7 @@ class Simulated:
         random = np.random.default_rng([number, places[-1]])
         noise = self.sd / 2**0.5 * random.standard_normal(len(arms))
         values = 5 * np.exp(np.log1p([self.levels[place] for place in places]) + noise)
-        if number in self.nothing:
+        if number in self.nothing or {*places} & {*self.worthless}:
             values[0] = np.nan
         stamps = {"started_ns": number, "ended_ns": number + 1}
         rows = [

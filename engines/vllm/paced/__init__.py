@@ -20,7 +20,8 @@ REPLACED = (
     "the card: Triton's driver (the Python of its launches is as installed), CUDA graphs, the forward pass, "
     "the sampler's arithmetic and tokens (and which drafts are right: half, once those before them are, "
     "unless vLLM's synthetic_acceptance_rates say otherwise), events, streams, copies to the card, and the "
-    "KV cache's memory"
+    "KV cache's memory; what reads the card's memory at once (.item(), .cpu(), .tolist()) does not wait for "
+    "it"
 )
 STARTED = "BENCH_VLLM_STARTED"  # a file that is written to once a paced device serves
 GIL = "BENCH_VLLM_GIL"  # "held": driver calls hold it, as no driver does, to show what that changes

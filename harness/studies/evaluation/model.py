@@ -40,7 +40,8 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # lm-eval carries no types
         return self._end_of_text
 
     def tok_encode(self, string: str, **_: Any) -> list[int]:
-        """Without special tokens, as lm-eval's own model for causal transformers does by default."""
+        """Without special tokens. lm-eval's own model for causal transformers adds those that the tokenizer
+        adds by itself, such as Llama's first one: its accuracies may be others, equally so in both arms."""
         ids: list[int] = self._tokenizer.encode(string, add_special_tokens=False).ids
         return ids
 

@@ -10,6 +10,7 @@ agree to the last digit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
@@ -28,7 +29,7 @@ PER_CHUNK = (*SPECULATING, "vllm", "vllm-chat", "lmdeploy", "lmdeploy-chat", "tr
 TPOT = "tpot_ms runs to the end of the stream ([DONE]), not to the last chunk that holds a token"
 TOKENS = "tokens are as many as were asked for, unless the server counted them (usage)"
 ASKED = ("backend", "dataset_name", "request_rate", "max_concurrency", "sharegpt_output_len",
-         "random_input_len", "random_output_len", "random_range_ratio", "completed")  # fmt: skip
+         "random_input_len", "random_output_len", "random_range_ratio")  # fmt: skip
 
 DISTRIBUTIONS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "itl_chunk_ms", "e2e_latency": "latency_ms"}
 
@@ -90,11 +91,12 @@ def read(document: Document) -> ToolResult:
         latency = {name: value for name, value in _told(document, said).items() if name.startswith("latency")}
         told, unknown = result.measured(latency, ["latency_ms"])
         lacks += unknown
-        told["peak_concurrency"] = float("nan")
+        told["peak_concurrency"] = math.nan
         if said.backend not in (*SHARED, *PER_CHUNK):
             lacks.append(f"the chunks between the first and the last: {said.why_no_gaps}")
     else:
         lacks += ["the requests one by one (--output-details): no distributions, no failures", *unknown]
+        told["failed_requests"] = math.nan
         differs.append(TPOT)
         if why := said.why_no_gaps:
             told = {name: value for name, value in told.items() if not name.startswith("itl")}

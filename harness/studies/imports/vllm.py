@@ -73,6 +73,8 @@ def read(document: Document) -> ToolResult:
         lacks.append(
             "the requests one by one (--save-detailed): no distributions, percentiles as the file has them"
         )
+        if said.failed is None:
+            told["failed_requests"] = math.nan
         if said.failed is not None:
             differs += result.failures(said.failed, said.completed)
         elif said.completed < said.num_prompts:
@@ -80,6 +82,10 @@ def read(document: Document) -> ToolResult:
     elif said.start_times is None:
         lacks.append(result.NO_SEND)
         told["peak_concurrency"] = math.nan
+    else:
+        open_ends, unknown = result.unknown_ends(requests)
+        told |= open_ends
+        lacks += unknown
     if said.tokenizer_id is None and said.total_output_tokens <= said.completed:  # it then writes 1 for each
         told |= dict.fromkeys(("throughput_tok_s", "throughput_total_tok_s"), math.nan)
         lacks.append(TOKENS)
@@ -122,7 +128,7 @@ def _requests(said: Said) -> list[Sent]:
     def sent(number: int, row: result.Row) -> Sent:
         at = result.ns(starts[number] - first) if starts else 0
         if row.failed:
-            return Sent(sent_ns=at, finished_ns=at, error=row.failed)
+            return Sent(sent_ns=at, error=row.failed)
         chunks = [at + result.ns(after) for after in accumulate(row.gaps, initial=row.ttft)]
         tokens = row.completion_tokens
         return Sent(

@@ -58,7 +58,9 @@ def test_warnings_that_apply_are_given() -> None:
 
 
 def test_k_is_shown_with_what_is_assumed_of_the_host() -> None:
-    for name, assumed in (("llama3-8b-h100", True), ("my-card", False)):
+    tenfold = "decode=10ms,prefill=1us*tokens"
+    names = (("llama3-8b-h100", True), ("llama3-8b-h100,ledger=2", True), ("my-card", False), (tenfold, True))
+    for name, assumed in names:
         told = warnings(comparison.result(on_device(kind=f"emulated, paced: {name}*2.5"), blocks(1.0)))
         assert (
             "times come from --pace, multiplied by 2.5 "
@@ -324,9 +326,13 @@ def test_drift_is_told() -> None:
 @pytest.mark.parametrize(
     ("noise", "apart_s", "said"),
     [
-        (0.01, 20, "min on this machine (--trials 7 to"),
+        (0.01, 20, "min on this machine, an 80% chance to show it)"),
         (0.05, 600, "would be needed, which is not feasible; look for what disturbs it"),
-        (0.01, 0, "to show a change of 1%; a fresh run of"),  # nothing tells how long a block takes
+        (
+            0.01,
+            0,
+            "raise false alarms (peeking); run again with --trials 7 to",
+        ),  # nothing tells how long a block takes
     ],
 )
 def test_what_would_settle_an_undecided_run_is_told_in_time(noise: float, apart_s: int, said: str) -> None:

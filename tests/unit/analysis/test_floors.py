@@ -205,7 +205,7 @@ def test_a_floor_of_other_limits_of_goodput_is_foreign(tmp_path: Path) -> None:
 
 
 def test_a_floor_in_requests_a_second_is_none_of_a_change_in_percent(tmp_path: Path) -> None:
-    """Of a goodput that was 0 in a trial of equal arms."""
+    """A goodput that was 0 in a trial of equal arms has such a floor."""
     kept(tmp_path, aa())
     (path,) = tmp_path.iterdir()
     floor = msgspec.json.decode(path.read_bytes(), type=noise_floor.Floor)

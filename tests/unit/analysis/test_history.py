@@ -38,6 +38,10 @@ def night(number: int, change: float, name: str = TPOT, **more: Any) -> Remember
     return msgspec.structs.replace(plain, **more)
 
 
+def together(gates: Sequence[Remembered]) -> history.History:
+    return history.history_of(gates, gates[-1])
+
+
 def nights(count: int, since: int, change: float, name: str = TPOT) -> list[Remembered]:
     """So many, which scatter by 0.3%, at another level since one of them."""
     scattered = np.random.default_rng(6).normal(0, 0.003, count)
@@ -45,7 +49,7 @@ def nights(count: int, since: int, change: float, name: str = TPOT) -> list[Reme
 
 
 def test_a_change_that_each_gate_let_pass_is_found_with_its_commits() -> None:
-    found = history.history_of(nights(40, 28, 0.012))
+    found = together(nights(40, 28, 0.012))
     (moved,) = found.moved
     assert (found.base, found.gates) == ("b" * 40, 40)
     assert (moved.last, moved.first) == (f"{27:040x}", f"{28:040x}")
@@ -67,8 +71,8 @@ def test_what_is_to_be_bisected_is_the_latest_change_for_the_worse_and_two_gates
 
 
 def test_what_is_worse_depends_on_the_metric() -> None:
-    (slower,) = history.history_of(nights(40, 20, -0.02, RATE)).moved
-    (faster,) = history.history_of(nights(40, 20, -0.02)).moved
+    (slower,) = together(nights(40, 20, -0.02, RATE)).moved
+    (faster,) = together(nights(40, 20, -0.02)).moved
     assert slower.worse
     assert not faster.worse
 
@@ -76,7 +80,7 @@ def test_what_is_worse_depends_on_the_metric() -> None:
 @pytest.mark.parametrize("other", [{"setting": "t"}, {"base": "c" * 40}])
 def test_gates_of_another_setting_or_base_are_another_history(other: dict[str, str]) -> None:
     gates = [msgspec.structs.replace(each, **other) for each in nights(40, 20, 0.02)[20:]]
-    found = history.history_of([*nights(40, 20, 0.02)[:20], *gates])
+    found = together([*nights(40, 20, 0.02)[:20], *gates])
     assert (found.gates, found.moved) == (20, [])
 
 
@@ -104,17 +108,17 @@ def test_each_night_measures_another_k_and_the_history_is_one() -> None:
 def test_a_change_that_came_with_other_machines_says_so() -> None:
     gates = nights(40, 20, 0.02)
     moved = [msgspec.structs.replace(each, machine="another") for each in gates[20:]]
-    assert not history.history_of(gates).moved[0].other_machines
-    assert history.history_of([*gates[:20], *moved]).moved[0].other_machines
+    assert not together(gates).moved[0].other_machines
+    assert together([*gates[:20], *moved]).moved[0].other_machines
 
 
 def test_a_change_for_the_worse_is_new_once() -> None:
     gates = nights(60, 30, 0.012)
-    new = [count for count in range(1, 61) if history.found_now(gates[:count])]
+    new = [count for count in range(1, 61) if history.found_now(gates[:count], gates[count - 1])]
     assert len(new) == 1
     assert 30 < new[0] < 40
     better = nights(60, 30, -0.012)
-    assert not [count for count in range(1, 61) if history.found_now(better[:count])]
+    assert not [count for count in range(1, 61) if history.found_now(better[:count], better[count - 1])]
 
 
 def test_two_gates_a_night_of_a_metric_each_are_each_new_once() -> None:
@@ -124,7 +128,7 @@ def test_two_gates_a_night_of_a_metric_each_are_each_new_once() -> None:
         for pair in both
         for place, gate in enumerate(pair)
     ]
-    new = [count for count in range(1, len(gates) + 1) if history.found_now(gates[:count])]
+    new = [count for count in range(1, len(gates) + 1) if history.found_now(gates[:count], gates[count - 1])]
     assert len(new) == 1
     assert history.span(gates) is not None
     # One metric first, then another: its change is the latest, though more gates came after it.
@@ -136,7 +140,17 @@ def test_two_gates_a_night_of_a_metric_each_are_each_new_once() -> None:
 def test_a_gate_that_is_judged_again_replaces_what_it_was() -> None:
     gates = nights(3, 0, 0)
     again = msgspec.structs.replace(gates[1], verdict="fail")
-    assert history.added(gates, again) == [gates[0], gates[2], again]
+    assert history.added(gates, again) == [gates[0], again, gates[2]]
+
+
+def test_nights_that_are_judged_again_stay_where_they_were_in_the_history() -> None:
+    gates = nights(24, 10, 0.02)
+    (moved,) = history.history_of(gates, gates[-1]).moved
+    for each in gates[:9]:
+        gates = history.added(gates, msgspec.structs.replace(each, verdict="pass"))
+        assert history.history_of(gates, each).moved == [moved]
+    assert history.span(gates) is not None
+    assert not history.found_now(gates, gates[3]), "the others show it without this one"
 
 
 def test_a_history_is_read_as_it_was_written_and_a_damaged_line_is_named(tmp_path: Path) -> None:
@@ -190,7 +204,7 @@ def test_a_summary_shows_what_moved_or_that_it_is_too_early_to_say() -> None:
     result, _ = gated()
 
     def told(gates: list[Remembered]) -> str:
-        return gate_tables.to_markdown(msgspec.structs.replace(result, history=history.history_of(gates)))
+        return gate_tables.to_markdown(msgspec.structs.replace(result, history=together(gates)))
 
     assert f"fewer than {SHORTEST} say nothing" in told(nights(SHORTEST - 1, 0, 0))
     steady = told(nights(30, 0, 0))

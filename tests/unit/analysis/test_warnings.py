@@ -66,10 +66,10 @@ def test_a_stored_warning_is_the_same_warning_and_is_ranked_as_it_was() -> None:
     again = from_plain(to_stored(found), Comparison)
     assert again.warnings == found.warnings
     assert [each.severity for each in again.warnings] == sorted(each.severity for each in told)
-    assert again.warnings[0].text.startswith("pace not kept: 30.0% of what after launched")
+    assert again.warnings[0].text.startswith("pace not kept: 30.0% of the programs of after")
     assert "closed: late sends" in [each.text.partition(" (")[0] for each in again.warnings]
     assert next(sections.leading(again)).startswith("Warning: pace not kept")
-    assert any("of about 2.7 to 10 min on this machine" in line for line in sections.leading(again))
+    assert any("(about 2.7 to 10 min on this machine" in line for line in sections.leading(again))
 
 
 def test_what_was_stored_as_sentences_or_by_a_newer_version_shows_what_it_showed() -> None:

@@ -400,3 +400,18 @@ def test_what_is_asked_holds_what_the_request_says() -> None:
     assert body(api.Request(0, [1, 2], 4), "m", "completions", "ids")["return_token_ids"] is True
     with pytest.raises(api.BadSetting, match="asks with text"):
         body(api.Request(0, [1, 2], 4), "m", "chat", "ids")
+
+
+def test_a_usage_that_comes_with_an_empty_choice_is_no_token() -> None:
+    """As OpenRouter and LiteLLM's proxy send it, after the finish reason."""
+    last = event(choices=[{"delta": {"content": ""}, "finish_reason": None}], usage={"completion_tokens": 2})
+    chunks, finish, _ = served(said("a"), said("b"), said("", "stop"), last, DONE)
+    assert [chunk.tokens for chunk in chunks] == [1, 1]
+    assert finish.completion_tokens == 2
+    hidden = event(
+        choices=[{"delta": {"content": ""}, "finish_reason": None}],
+        usage={"completion_tokens": 64, "completion_tokens_details": {"reasoning_tokens": 64}},
+    )
+    (error,) = outcome(reply(said("", "length"), hidden, DONE), None).events
+    assert isinstance(error, api.Error)
+    assert "counts 64 tokens and streams none" in error.message

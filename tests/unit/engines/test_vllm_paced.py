@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,16 @@ from overlap_bench.engines import clock
 from overlap_bench.engines.api import PHASES
 from overlap_bench.engines.pace import Size, make_pace
 from overlap_bench.engines.paced import device as paced
-from overlap_bench.engines.paced.device import LOOKS, Device, Event, Graph, Kernel, Stream
+from overlap_bench.engines.paced.device import (
+    LOOKS,
+    Device,
+    Event,
+    Graph,
+    Kernel,
+    Stream,
+    mean_context,
+    sizes_of,
+)
 from overlap_bench.engines.paced.tokens import EOS_ONE_IN, RIGHT, draw, kept, rates_of, seed_of, words_of
 
 WORDS = np.arange(10, 400, dtype=np.int64)
@@ -281,3 +291,21 @@ def test_a_drivers_part_is_spent_without_the_gil_unless_it_is_to_be_held(
     Kernel(None, None)()
     assert spent == ([] if held else [3000])
     assert not held or perf_counter_ns() - began >= 3000
+
+
+def test_attention_reads_each_rows_own_context_and_padding_none() -> None:
+    lengths = np.array([2048, *[300] * 63])
+    assert mean_context(lengths, 64) == round((2048 + 63 * 300) / 64)
+    assert mean_context(np.array([100, 100]), 4) == 50
+    (decode,) = sizes_of(np.zeros(2, bool), np.ones(2, int), np.array([100, 100]), padded=4)
+    assert decode == Size("decode", 4, 4, 50)
+
+
+def test_who_synchronizes_with_the_card_waits_for_all_that_was_queued() -> None:
+    device = make_device("decode=3ms,prefill=3ms")
+    device.begin("decode")
+    device.program.sizes = [Size("decode", 1, 1, 1)]
+    Graph().replay()
+    assert paced._IN_PLACE[torch.accelerator]["synchronize"] is paced._synchronize
+    paced._synchronize()
+    assert perf_counter_ns() >= device.clock.free

@@ -88,10 +88,10 @@ def test_an_undecided_run_says_the_way_out_first_and_then_what_it_found_all_the_
     undecided = replace(found.comparisons[0], mechanism=counters)
     (page,) = sections.pages(replace(found, comparisons=[undecided]), whole=False)
     assert page.lines[0].startswith(
-        "Undecided: these trials scatter too much to show a change of 1%; a fresh run of"
+        "Undecided: these trials scatter too much to show a change of 1%; trials added to"
     )
     assert page.lines[1] == "Descriptive, no verdict: copies 6 → 0 per step."
-    assert not any("fresh run" in line for line in page.warnings)
+    assert not any("run again with" in line for line in page.warnings)
     assert not any("Descriptive" in line for line in page_of(mechanism=counters).lines)
 
 

@@ -204,12 +204,17 @@ def test_the_chrome_trace_has_every_track_range_and_arrow_to_the_nanosecond(outp
         assert names["thread_name", track.pid, track.tid] == track.thread
     assert {pid for name, pid, _ in names if name == "process_name"} == {each.pid for each in found.tracks}
     on = [(track.pid, track.tid) for track in found.tracks]
+    opened, closed = found.opened_ns, found.closed_ns
+    cut = [(each, max(each.start_ns, opened), min(each.end_ns, closed)) for each in found.ranges]
     assert [(each["name"], each["track"], each["at"], round(1000 * each["dur"])) for each in events["X"]] == [
-        (each.name, on[each.track], each.start_ns, each.end_ns - each.start_ns) for each in found.ranges
+        (each.name, on[each.track], start, end - start) for each, start, end in cut
     ]
     program = next(each for each in events["X"] if each["name"] == "decode" and each["args"]["step"] == 3)
     assert program["args"] == {"step": 3, "device": "a core", "batch": 2}
     for number, arrow in enumerate(found.arrows):
+        if arrow.from_ns < opened or arrow.to_ns >= closed:
+            assert not [each for each in (*events["s"], *events["f"]) if each["id"] == number]
+            continue
         start, end = (next(each for each in events[kind] if each["id"] == number) for kind in "sf")
         assert (start["track"], start["at"]) == (on[arrow.from_track], arrow.from_ns)
         assert (end["track"], end["at"], end["bp"]) == (on[arrow.to_track], arrow.to_ns, "e")
@@ -264,3 +269,24 @@ def test_the_copies_of_a_phase_come_from_one_call_as_long_as_the_phase(tmp_path:
     h2d = found.names.index("h2d")
     assert (found.calls.name == h2d).sum() == 6, "of six whole steps"
     assert (found.work.name == h2d).sum() > 6
+
+
+def test_the_edges_of_the_window_cut_what_goes_beyond_them() -> None:
+    """Whole, they would count as one step more in an arm whose device works when the window opens."""
+    document = json.loads(chrome_trace(example(), {}))
+    first, last = document["otherData"]["window_us"]
+    ranges = [each for each in document["traceEvents"] if each["ph"] == "X"]
+    assert all(first <= each["ts"] and each["ts"] + each["dur"] <= last + 1e-6 for each in ranges)
+    took = sum(each["dur"] for each in ranges if each["name"] == "schedule")
+    assert took == pytest.approx(6 * 0.05), "of six whole steps"
+
+
+def test_an_arm_without_launches_has_no_host_part_in_the_picture(tmp_path: Path) -> None:
+    found = example()
+    without = msgspec.structs.replace(
+        found, ranges=[each for each in found.ranges if each.name not in ("launch", "wait.copy_done")]
+    )
+    assert picture._chosen(without, "").host is None
+    file = tmp_path / "steps.svg"
+    picture.draw([(found, "before"), (without, "after")], "a heading", [file])
+    assert file.read_text().count("no launch was recorded") == 1
