@@ -75,15 +75,16 @@ class Inbox(Wire):
 
 
 class Outbox(SenderWrapper):  # type: ignore[misc]
-    """What SGLang sends its detokenizer by: each message is packed as for a process that isn't there, and
-    said."""
+    """What SGLang sends its detokenizer by: each message is packed as for a process that isn't there, with
+    which SGLang's own work ends (`packed`), and said."""
 
-    def __init__(self, say: Callable[[Any], None]) -> None:
+    def __init__(self, say: Callable[[Any], None], packed: Callable[[], None]) -> None:
         super().__init__(Wire())
-        self._say = say
+        self._say, self._packed = say, packed
 
     def send_output(self, output: Any, recv_obj: Any = None) -> None:
         super().send_output(output, recv_obj)
+        self._packed()
         self._say(output)
 
 
@@ -118,7 +119,7 @@ class Loop(Recorded, Scheduler):  # type: ignore[misc]
             recv_from_tokenizer=self.recv_from_tokenizer,
             recv_from_rpc=Wire(),
             send_to_tokenizer=SenderWrapper(Wire()),
-            send_to_detokenizer=Outbox(self.engine.say),
+            send_to_detokenizer=Outbox(self.engine.say, lambda: self.steps.said()),
             send_metrics_from_scheduler=None,
         )
 

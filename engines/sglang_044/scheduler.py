@@ -109,4 +109,5 @@ class Loop(Recorded, Scheduler):  # type: ignore[misc]
     def _send(self, message: Any) -> None:
         """Pack it as a socket would, for a process that isn't there."""
         pickle.dumps(message, pickle.DEFAULT_PROTOCOL)
+        self.steps.said()  # with which SGLang's own work ends
         self.engine.say(message)

@@ -33,6 +33,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     change: float | None = None
     ci_low: float | None = None
     ci_high: float | None = None
+    confidence: float = 0.95  # of the interval
     verdict: str = NOT_MEASURED  # or how a reported number compares with the interval
     device: str = ""
     machine: str = ""
@@ -69,7 +70,8 @@ def of_run(variants: Mapping[str, Variant], result: Result, machine: str, found_
     for comparison in result.comparisons:
         row, variant = comparison.decided, measured_by(variants, *comparison.toggled)
         if variant is not None and row is not None and row.change is not None:
-            where = {"machine": machine, "found_in": found_in, **regime(comparison)}
+            where = {"machine": machine, "found_in": found_in, "confidence": comparison.confidence}
+            where |= regime(comparison)
             yield measured(variant, comparison.primary, row, result.device, **where)
 
 

@@ -119,6 +119,7 @@ def applied(
     limit; but what was asked for stays: of several metrics, the smallest limit that each of them holds. Where
     nothing could be recommended, the minutes alone."""
     design: dict[str, object] = {"max_minutes": found.max_minutes}
+    names = tuple(names) or tuple(found.wanted)
     if names:
         plans = smallest(found.plans, names, found.max_minutes, limit)
     else:

@@ -241,12 +241,16 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[Warning]
 
     @property
-    def toggled(self) -> tuple[str, dict[str, str], dict[str, str]]:
-        """The engine, and the toggles of both arms; those of the first one twice where there is no other, or
-        it differs in more than its toggles."""
+    def toggled(
+        self,
+    ) -> tuple[str, dict[str, str], dict[str, str], tuple[dict[str, Any], dict[str, Any]]]:
+        """The engine, and the toggles and the options of both arms; those of the first one twice where there
+        is no other, or it differs in more than these."""
         before, after = self.before, self.after
-        alike = after is not None and msgspec.structs.replace(before, toggles=after.toggles) == after
-        return before.engine, before.toggles, after.toggles if after and alike else before.toggles
+        changed = {} if after is None else {"toggles": after.toggles, "options": after.options}
+        if after is None or msgspec.structs.replace(before, **changed) != after:
+            after = before
+        return before.engine, before.toggles, after.toggles, (before.options, after.options)
 
     @property
     def decided(self) -> MetricRow | None:

@@ -83,14 +83,24 @@ class Sweep:
 
     @cached_property
     def changes(self) -> pd.DataFrame:
-        """One row per point and metric: the axes, run, kind of device, metric, unit, better, before, after,
-        change, delta, ci_low, ci_high, sd, p, p_adjusted, verdict, floor, as in a comparison."""
+        """One row per point and metric: the axes, run, kind of device, metric, confidence, unit, better,
+        before, after, change, delta, ci_low, ci_high, sd, p, p_adjusted, verdict, floor, as in a
+        comparison."""
         rows = [
-            {"device": each.device, **each.at, "run": each.run, "metric": name, **msgspec.structs.asdict(row)}
+            {
+                "device": each.device,
+                **each.at,
+                "run": each.run,
+                "metric": name,
+                "confidence": each.confidence,
+                **msgspec.structs.asdict(row),
+            }
             for each in self.result.comparisons
             for name, row in each.metrics.items()
         ]
-        return self._numbered(pd.DataFrame(rows)[[*self._about, "metric", *MetricRow.__struct_fields__]])
+        return self._numbered(
+            pd.DataFrame(rows)[[*self._about, "metric", "confidence", *MetricRow.__struct_fields__]]
+        )
 
     @cached_property
     def values(self) -> pd.DataFrame:

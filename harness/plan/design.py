@@ -29,6 +29,7 @@ ONE_SIDED = 0.05  # level of a gate's bounds
 DEFAULT_LIMIT = 0.02  # of a gate
 MOST = 10_000  # blocks, or rounds of a boot: weeks
 SHARE = {"share": True}  # an option that is typed as 1% or 0.01
+DELAYED = "after"  # the arm that a planted delay slows
 DRAWN_TOGETHER = 6  # blocks whose orders are drawn together, so that both are among them
 COMPILED = (  # files that a build makes code of
     *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hip", ".hpp", ".inl", ".pyx", ".rs"),
@@ -307,13 +308,15 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
         have the hook, so that the delay is all that differs."""
         if self.plant is None:
             return self.arms
-        delays = (0, ns or 0)
+        delays = {DELAYED: ns or 0}  # by name: a stored run may be looked at the other way round
         return tuple(
             msgspec.structs.replace(
                 arm,
-                options=msgspec.structs.replace(arm.options, plant_at=self.plant_at, plant_ns=delay),
+                options=msgspec.structs.replace(
+                    arm.options, plant_at=self.plant_at, plant_ns=delays.get(arm.name, 0)
+                ),
             )
-            for arm, delay in zip(self.arms, delays, strict=True)
+            for arm in self.arms
         )
 
 

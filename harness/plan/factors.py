@@ -94,7 +94,8 @@ def name_of(setting: Mapping[str, str], factors: Sequence[Factor]) -> str:
 
 def base(spec: api.EngineSpec, given: api.Settings, factors: Sequence[Factor]) -> dict[str, str]:
     """`given`, and choices for the toggles that the factors' toggles require: the combination with which the
-    most settings mean something, the first where several tie. All other toggles keep their first choice."""
+    most settings mean something, the first where several tie. All other toggles keep their first choice, or
+    the first that all of the settings allow."""
     varied = {factor.toggle for factor in factors}
     needed = _required(spec, varied) - varied - set(given)
     free = [toggle for toggle in spec.toggles if toggle.name in needed]
@@ -103,10 +104,32 @@ def base(spec: api.EngineSpec, given: api.Settings, factors: Sequence[Factor]) -
         for choices in product(*(toggle.choices for toggle in free))
     ]
     every = settings(factors)
-    return max(
+    chosen = max(
         candidates,
         key=lambda chosen: sum(meaningless(spec, {**chosen, **setting}) is None for setting in every),
     )
+    return _same_in_all(
+        spec, chosen, [setting for setting in every if not meaningless(spec, {**chosen, **setting})]
+    )
+
+
+def _same_in_all(
+    spec: api.EngineSpec, chosen: Mapping[str, str], valid: Sequence[Mapping[str, str]]
+) -> dict[str, str]:
+    """`chosen`, and for each toggle that would take another choice by itself in some of the valid settings
+    the first that all of them allow: else it would vary with them, and its effect be counted as theirs."""
+    found = dict(chosen)
+    for toggle in spec.toggles:
+        filled = [spec.check({**found, **setting}) for setting in valid]
+        own = toggle.name in found or any(toggle.name in setting for setting in valid)
+        if own or len({each.get(toggle.name) for each in filled}) < 2:
+            continue
+        for choice in toggle.choices:
+            with_it = {**found, toggle.name: choice}
+            if not any(meaningless(spec, {**with_it, **setting}) for setting in valid):
+                found = with_it
+                break
+    return found
 
 
 def _required(spec: api.EngineSpec, names: set[str]) -> set[str]:

@@ -10,7 +10,7 @@ import msgspec
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.request import Request
-from overlap_bench.harness.plan.settings import PLANTED, make_design, parse_typed, spelled
+from overlap_bench.harness.plan.settings import PLACES_FILLED, PLANTED, make_design, parse_typed, spelled
 from overlap_bench.harness.plan.variants import Variant
 from overlap_bench.harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
 from overlap_bench.harness.workload.plan import check
@@ -18,7 +18,6 @@ from overlap_bench.harness.workload.workload import Workload
 
 MOST_POINTS = 200
 NOT_SWEPT = (*PLANTED, "seed")  # an engine's seed makes its weights: whoever sweeps `seed` means the run's
-PLACES_FILLED = 2  # requests per place of a closed loop, where nobody says how many
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +100,7 @@ def kinds() -> dict[str, str]:
         "variant": "variant",
         "engine": "engine",
         **dict.fromkeys((field.name for field in msgspec.structs.fields(Workload)), "workload"),
-        **dict.fromkeys((name for name in options if name not in NOT_SWEPT), "both"),
+        **dict.fromkeys((name for name in options if name not in NOT_SWEPT), "option"),
         "python": "both",
     }
 
@@ -118,6 +117,11 @@ def asked_at(request: Request, at: Mapping[str, str]) -> Request:
                 fields = {field.name: field.type for field in msgspec.structs.fields(Workload)}
                 request = msgspec.structs.replace(
                     request, workload={**request.workload, name: parse_typed(name, value, fields[name])}
+                )
+            case "option":  # not as a change of the arms: a variant's metrics stay its own
+                known = {field.name: field.type for field in msgspec.structs.fields(api.EngineOptions)}
+                request = msgspec.structs.replace(
+                    request, options={**request.options, name: parse_typed(name, value, known[name])}
                 )
             case _:
                 request = msgspec.structs.replace(request, both=(*request.both, f"{name}={value}"))
@@ -136,20 +140,14 @@ def with_arrival(workload: Mapping[str, object], at: Mapping[str, str]) -> dict[
 
 
 def with_places_filled(design: Design, request: Request, at: Mapping[str, str]) -> Design:
-    """A closed loop of more places than requests would be measured at a smaller concurrency than it is shown
-    at: so a point has at least two requests a place, unless their number was asked for."""
+    """The design, with PLACES_FILLED requests for each place of a closed loop, unless their number was asked
+    for."""
     workload = design.workload
     places = workload.concurrency
-    if "concurrency" not in at or places is None:
+    if "concurrency" not in at or places is None or "num_requests" in {**request.workload, **at}:
         return design
-    if "num_requests" in request.workload or "num_requests" in at:
-        if workload.num_requests < places:
-            raise api.BadSetting(
-                f"num_requests={workload.num_requests} leaves some of {places} places empty; leave it out, "
-                f"or ask for {PLACES_FILLED * places}"
-            )
-        return design
-    count = max(workload.num_requests, PLACES_FILLED * places)
-    workload = msgspec.structs.replace(workload, num_requests=count)
+    workload = msgspec.structs.replace(
+        workload, num_requests=max(workload.num_requests, PLACES_FILLED * places)
+    )
     check(workload)
     return msgspec.structs.replace(design, workload=workload)

@@ -119,12 +119,17 @@ def _settings(base: str, bases: Bases, above: tuple[str, ...] = ()) -> dict[str,
 
 
 def measured_by(
-    variants: Mapping[str, Variant], engine: str, before: Mapping[str, str], after: Mapping[str, str]
+    variants: Mapping[str, Variant],
+    engine: str,
+    before: Mapping[str, str],
+    after: Mapping[str, str],
+    options: tuple[Mapping[str, object], Mapping[str, object]] = ({}, {}),
 ) -> Variant | None:
-    """The variant whose change two arms make, whatever else both have; of several, the one whose other
-    settings are nearest: output moves to a process in a serial loop and under overlap."""
-    changed = _changes(before, after)
-    if not changed:
+    """The variant whose change two arms make, by their toggles and their `options`, whatever else both have;
+    of several, the one whose other settings are nearest: output moves to a process in a serial loop and under
+    overlap."""
+    changed = _changes(before, after), _changes(*options)
+    if not any(changed):
         return None
 
     def shared(variant: Variant) -> int:
@@ -133,11 +138,12 @@ def measured_by(
     found = [
         each
         for each in variants.values()
-        if each.engine == engine and _changes(each.before, each.after) == changed
+        if each.engine == engine
+        and (_changes(each.before, each.after), _changes(each.before_options, each.after_options)) == changed
     ]
     return max(found, key=shared, default=None)
 
 
-def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def _changes(before: Mapping[str, object], after: Mapping[str, object]) -> dict[str, tuple[object, object]]:
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return {name: (before.get(name, ""), after.get(name, "")) for name in names}

@@ -7,16 +7,16 @@ from pathlib import Path, PurePosixPath
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.catalogue import Catalogue, Entry
-from overlap_bench.harness.analysis.words import interval
+from overlap_bench.harness.analysis.words import confidence, interval
 from overlap_bench.harness.common.formatting import number, percent
 from overlap_bench.harness.report.page import Page, Table, csv_of, markdown_page, rendered
 from overlap_bench.harness.store.files import WriteFailed, write_text
 
 NOTE = (
-    "measured: change = after/before − 1 with its 95% interval; for times, negative is faster. verdict: that "
-    "of the run; of a number that a source reports, how it compares with the interval; descriptive: one of "
-    "several, with none of its own. step, ms and batch: of a decode step before the change, where it was "
-    "measured."
+    "measured: change = after/before − 1 with its interval, of 95% where it does not say; for times, "
+    "negative is faster. verdict: that of the run; of a number that a source reports, how it compares with "
+    "the interval; descriptive: one of several, with none of its own. step, ms and batch: of a decode step "
+    "before the change, where it was measured."
 )
 NUMBERS = ("measured", "step, ms", "batch")
 Say = Callable[[Entry], str]
@@ -27,7 +27,7 @@ CLAIM: dict[str, Say] = {
     "the source says": lambda each: each.says,
 }
 MEASURED: dict[str, Say] = {
-    "measured": lambda each: f"{percent(each.change)} {interval(each)}".strip(),
+    "measured": lambda each: f"{percent(each.change)} {interval(each)}{_level(each)}".strip(),
     "of": lambda each: each.metric,
     "verdict": lambda each: each.verdict,
     "device": lambda each: each.device,
@@ -36,6 +36,7 @@ MEASURED: dict[str, Say] = {
     "machine": lambda each: each.machine,
 }
 PLACE = "found in"
+USUAL = 0.95  # level of an interval
 COLUMNS = (*CLAIM, *MEASURED, PLACE)
 # A terminal has no room for more; `bench variants NAME` says the rest of a claim.
 NARROW = ("claim", "the source says", "measured", "of", "verdict", "device", "step, ms", "batch")
@@ -45,6 +46,11 @@ KEYS: dict[str, Callable[[Entry], float | None]] = {
     "step, ms": lambda each: each.step_ms,
     "batch": lambda each: each.batch,
 }
+
+
+def _level(each: Entry) -> str:
+    """The level of an interval that is not the usual one, as of a run that may stop early."""
+    return "" if each.ci_low is None or each.confidence == USUAL else f" at {confidence(each.confidence)}%"
 
 
 def page(found: Catalogue) -> Page:

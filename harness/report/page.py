@@ -119,7 +119,10 @@ def markdown_table(table: Table) -> list[str]:
     if not table.rows:
         return [f"### {table.title}", "", table.note, ""]
     rulers = tuple("---:" if name in table.numbers else "---" for name in table.columns)
-    rows = ([cell.replace("|", "\\|") for cell in row] for row in (table.columns, rulers, *table.rows))
+    rows = (
+        [" ".join(cell.replace("|", "\\|").splitlines()) for cell in row]
+        for row in (table.columns, rulers, *table.rows)
+    )
     note = [table.note, ""] if table.note else []
     return [f"### {table.title}", "", *(f"| {' | '.join(row)} |" for row in rows), "", *note]
 

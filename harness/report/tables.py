@@ -221,9 +221,11 @@ def weak_check(outputs: Outputs) -> list[str]:
 def planted(comparison: Comparison) -> str | None:
     """What became of a planted delay; None where none was."""
     place = None if comparison.after is None else comparison.after.options.get("plant_at")
-    if place is None:
+    if place is None or comparison.after is None or not comparison.after.options.get("plant_ns"):
         return None
     size = mechanism.planted_share(comparison)
+    if size is None and f"injected_{place}_ns" in comparison.mechanism:
+        return None  # it was counted, and of which step it is a share is not known, as across runs
     if size is None:
         return f"Injected delay at the {place}: the engine counted none, so none can be seen."
     row = comparison.metrics[comparison.primary]
@@ -232,8 +234,12 @@ def planted(comparison: Comparison) -> str | None:
     found = f"Injected delay at the {place}: {percent(size)} of a step; {change}"
     if row.ci_low is None or row.ci_high is None:
         return f"{found}; one trial can't show it."
-    verdict = "seen" if mechanism.plant_seen(comparison) else "not seen"
     inside = "holds" if row.ci_low <= expected <= row.ci_high else "does not hold"
+    if row.verdict is None:
+        return (
+            f"{found} {interval(row)}, {comparison.verdict or 'no verdict'}; it {inside} {percent(expected)}."
+        )
+    verdict = "seen" if mechanism.plant_seen(comparison) else "not seen"
     return (
         f"{found} {interval(row)}, {row.verdict}, and the interval {inside} {percent(expected)}: {verdict}."
     )
@@ -453,8 +459,8 @@ def sides_table(
 def to_csv(result: Result) -> str:
     """One line per metric, every one that was measured, unrounded."""
     rows = (
-        ((result.run, result.device, comparison.variant, name), row)
+        ((result.run, result.device, comparison.variant, name, comparison.confidence), row)
         for comparison in result.comparisons
         for name, row in comparison.metrics.items()
     )
-    return csv_of(("run", "device", "variant", "metric"), MetricRow, rows)
+    return csv_of(("run", "device", "variant", "metric", "confidence"), MetricRow, rows)

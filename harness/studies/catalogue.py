@@ -64,8 +64,9 @@ def _claimed(folder: Path, variants: Variants) -> Iterator[Entry]:
                 before, after = arms[asked.before], arms[asked.arm]
             except KeyError as error:
                 raise StoreError(f"{path} was edited: a claim names {error}, which no run has") from error
-            variant = measured_by(variants, before.engine, before.toggles, after.toggles)
-            if variant is None or before.options != after.options:
+            options = msgspec.to_builtins(before.options), msgspec.to_builtins(after.options)
+            variant = measured_by(variants, before.engine, before.toggles, after.toggles, options)
+            if variant is None:
                 continue
             result = summary(run, Result) if (run / SUMMARY_FILE).exists() else stored.result(run, manifest)
             regime = catalogue.regime(result.comparisons[0])

@@ -190,6 +190,17 @@ def test_what_was_asked_for_stands_before_what_a_pace_brings_with_it() -> None:
     assert len({arm.toggles["chunked_prefill"] for arm in found.arms}) == 2
 
 
+def test_toggles_that_are_not_varied_are_the_same_in_all_arms() -> None:
+    """With overlap a thread launches by default, and a serial loop has none: it would count as overlap's."""
+    for toggles in ("schedule,h2d,output", "schedule,h2d", "schedule,graph"):
+        arms = factorial_design(toggles).arms
+        varied = toggles.split(",")
+        both = [{name: choice for name, choice in arm.toggles.items() if name not in varied} for arm in arms]
+        shared = set.intersection(*(set(each) for each in both))
+        assert {"launch", "d2h"} <= shared
+        assert [each for each in shared if len({one[each] for one in both}) > 1] == []
+
+
 def test_settings_that_mean_nothing_are_left_out_with_the_reason() -> None:
     found = factorial_design("schedule,output=inline:deferred,h2d")
     assert len(found.arms) == 6

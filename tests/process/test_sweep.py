@@ -56,6 +56,13 @@ def test_every_value_of_one_axis_meets_every_value_of_the_others() -> None:
     assert [each.design.workload.concurrency for each in found] == [1, 1, 8, 8, 64, 64]
 
 
+def test_a_variant_s_metrics_stay_where_an_option_is_swept() -> None:
+    """As where the option is given to a run: it is no change of the arms."""
+    found = points("pace=2ms,5ms", variant="chunked-prefill")
+    assert {each.design.primary for each in found} == {"itl_token_ms_p99"}
+    assert [each.design.arms[0].options.pace for each in found] == ["2ms", "5ms"]
+
+
 def test_a_point_whose_places_ask_for_more_prompts_than_there_are_is_refused(tmp_path: Path) -> None:
     texts = tmp_path / "texts.json"
     texts.write_text(json.dumps([f"text {number}" for number in range(16)]))

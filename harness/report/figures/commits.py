@@ -31,8 +31,9 @@ def bisection(found: Bisected, width: float = style.WIDTH) -> Figure:
         for change in found.changes:  # half way before the commit it came with
             at = (places[change.first] + places[change.last]) / 2 - 0.5
             xs += [at, at]
-            ys += [level, level + 100 * change.effect]
-            level += 100 * change.effect
+            after = 100 * ((1 + level / 100) * (1 + change.effect) - 1)  # each is against the level before it
+            ys += [level, after]
+            level = after
         above.plot([*xs, len(found.commits)], [*ys, level], color=style.MUTED, lw=1)
         above.set_ylabel("against good, %")
         above.set_title(f"{found.metric}, commit by commit after {found.good_ref}")

@@ -150,3 +150,10 @@ def test_a_recommendation_names_every_metric_that_a_gate_is_wanted_for() -> None
     assert found.recommended in of_both
     assert found.recommended.blocks == max(plan.blocks for plan in of_both)
     assert "--metric tpot_ms_p50 --metric ttft_ms_p50 --max-regression" in gate_plan_tables.conclusion(found)
+
+
+def test_a_gate_by_a_plan_for_several_metrics_is_about_each_of_them() -> None:
+    """Also where they are named to the calibration alone: a regression of any is to fail."""
+    names = ("tpot_ms_p50", "ttft_ms_p50")
+    found = plans(minutes=60.0, metrics=names)
+    assert gate_plans.applied(found, Request(engine="e"), (), None)[1] == names

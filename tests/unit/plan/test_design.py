@@ -24,6 +24,7 @@ from overlap_bench.harness.plan.settings import make_arm, make_design
 from overlap_bench.harness.plan.variants import Variant, load_variants
 from overlap_bench.harness.workload.plan import plan
 from overlap_bench.harness.workload.workload import Workload
+from tests.support.made_blocks import manifest
 from tests.support.refusals import refusal
 from tests.support.simulated_runs import drawn
 
@@ -558,3 +559,33 @@ def test_fractions() -> None:
     ]
     with pytest.raises(api.BadSetting, match="--margin needs a share such as 1%"):
         settings.parse_fraction("much", "--margin")
+
+
+def test_a_closed_loop_has_as_many_in_flight_as_it_says() -> None:
+    def asked(**workload: Any) -> Workload:
+        return made(variant="pinned", workload={"arrival": "closed", **workload}).workload
+
+    assert asked(concurrency=500).num_requests == 1000
+    assert asked(concurrency=2, num_requests=2).num_requests == 2
+    with pytest.raises(api.BadSetting, match="num_requests=4 leaves some of 8 places empty"):
+        asked(concurrency=8, num_requests=4)
+
+
+def test_a_trace_takes_the_place_of_what_a_variant_says_of_each_request(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        "".join(f'{{"timestamp": {at}, "input_length": 9, "output_length": 9}}\n' for at in (0, 5))
+    )
+    variants = load_variants()
+    for name in ("dirty-rows", "gc-freeze"):
+        asked = Request(variant=name, workload={"arrival": "trace", "trace": str(trace), "num_requests": 2})
+        design = settings.make_design(asked, api.find_engines(), variants, lambda: "emulated")
+        assert design.workload.input_tokens is None
+
+
+def test_a_delay_belongs_to_its_arm_whichever_way_a_run_is_looked_at() -> None:
+    plan = manifest(against_itself=True, plant=0.03)
+    plan = msgspec.structs.replace(plan, plant_ns=900)
+    for pair in (("before", "after"), ("after", "before")):
+        arms = plan.pair(*pair).design.arms_with_plant(900)
+        assert {arm.name: arm.options.plant_ns for arm in arms} == {"before": 0, "after": 900}

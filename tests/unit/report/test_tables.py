@@ -15,7 +15,7 @@ from overlap_bench.harness.analysis.result import Comparison, Failures, Outputs
 from overlap_bench.harness.cli import printing
 from overlap_bench.harness.plan.design import Arm, Ref
 from overlap_bench.harness.plan.variants import load_variants
-from overlap_bench.harness.report import formats, sections, tables
+from overlap_bench.harness.report import formats, page, sections, tables
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.made_blocks import REQUESTS, blocks, manifest, result, warned
 
@@ -211,3 +211,14 @@ def test_a_line_that_goes_to_a_file_stays_one(
     assert first == words.conclusion(found.device, found.comparisons[0])
     assert len(first) > 60
     assert max(len(line) for line in rest if line.startswith(" ")) <= 60  # tables keep to the width
+
+
+def test_a_cell_of_several_lines_stays_in_its_row_of_markdown() -> None:
+    table = page.Table("t", ("a", "b"), (("x\ny|z", "2"),), "")
+    assert "| x y\\|z | 2 |" in page.markdown_table(table)
+
+
+def test_every_line_of_csv_has_the_level_of_its_interval() -> None:
+    found = result(0.9)
+    lines = list(csv.DictReader(io.StringIO(tables.to_csv(found))))
+    assert {line["confidence"] for line in lines} == {str(found.comparisons[0].confidence)}

@@ -10,6 +10,7 @@ from overlap_bench.engines import api
 from overlap_bench.harness.analysis.catalogue import NOT_MEASURED, Entry
 from overlap_bench.harness.analysis.plain import to_stored
 from overlap_bench.harness.plan.variants import load_unmeasured, load_variants, measured_by
+from overlap_bench.harness.report import catalogue_tables
 from overlap_bench.harness.store.files import EXPERIMENT_FILE, SCHEMA_VERSION, write_json, write_summary
 from overlap_bench.harness.store.manifest import Manifest, write_manifest
 from overlap_bench.harness.store.tables import write_block
@@ -132,3 +133,30 @@ def test_an_experiment_of_ones_own_is_read_from_its_runs_and_one_that_is_not_fin
     (entry,) = measured(tmp_path)
     assert (entry.claim, entry.found_in) == ("pinned-h2d", "mine")
     assert entry.change == pytest.approx(-0.1, abs=0.01)
+
+
+def test_variants_that_differ_by_an_option_are_recognised() -> None:
+    for name in ("vllm-prefix-caching", "vllm-stream-interval"):
+        variant = VARIANTS[name]
+        options = {**variant.options, **variant.before_options}, {**variant.options, **variant.after_options}
+        found = measured_by(VARIANTS, "vllm", variant.before, variant.after, options)
+        assert found is not None
+        assert found.name == name
+        more = {**options[1], "max_batch_size": 7}
+        assert measured_by(VARIANTS, "vllm", variant.before, variant.after, (options[0], more)) is None
+    pinned = VARIANTS["pinned-h2d"]
+    both = ({"stream_interval": 1}, {"stream_interval": 8})
+    assert measured_by(VARIANTS, "overlap", pinned.before, pinned.after, both) is None
+
+
+def test_an_interval_of_another_level_says_so(tmp_path: Path) -> None:
+    plan = planned("pinned-h2d")
+    write_manifest(tmp_path / "early", plan)
+    found = result(0.9, plan)
+    early = [msgspec.structs.replace(each, confidence=0.9975) for each in found.comparisons]
+    write_summary(tmp_path / "early", to_stored(msgspec.structs.replace(found, comparisons=early)))
+    (entry,) = measured(tmp_path)
+    assert entry.confidence == 0.9975
+    assert catalogue_tables.MEASURED["measured"](entry).endswith("] at 99.75%")
+    usual = msgspec.structs.replace(entry, confidence=0.95)
+    assert catalogue_tables.MEASURED["measured"](usual).endswith("%]")
