@@ -66,9 +66,9 @@ NOTE = (
 
 
 INTERVAL = (
-    "Until commit f01ed5f7 a cell ran with stream_interval 8 where its variant does not set it; vLLM's own is "
-    "1. Its steps were about 3.5% shorter at batch 64, so changes of phases other than output are that much "
-    "of themselves too large."
+    "Until commit f01ed5f7 a cell ran with stream_interval 8 where its variant does not set it; vLLM's own "
+    "is 1. Its steps were about 3.5% shorter at batch 64, so changes of phases other than output are that "
+    "much of themselves too large."
 )
 
 
