@@ -221,7 +221,7 @@ def weak_check(outputs: Outputs) -> list[str]:
 def planted(comparison: Comparison) -> str | None:
     """What became of a planted delay; None where none was."""
     place = None if comparison.after is None else comparison.after.options.get("plant_at")
-    if place is None or comparison.after is None or not comparison.after.options.get("plant_ns"):
+    if place is None or comparison.after is None or comparison.after.options.get("plant_ns") == 0:
         return None
     size = mechanism.planted_share(comparison)
     if size is None and f"injected_{place}_ns" in comparison.mechanism:

@@ -340,7 +340,7 @@ def test_what_is_ended_as_it_makes_a_socket_waits_for_none(environment: dict[str
     script = ENDED_AS_A_SOCKET_IS_MADE + WITHOUT_LOAD
     command = [sys.executable, "-c", script]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert last_line(ran.stderr).endswith("signals.Interrupted: ended by SIGTERM")
+    assert last_line(ran.stderr).endswith("processes.Interrupted: ended by SIGTERM")
     assert not list(Path(environment["TMPDIR"]).iterdir())
 
 

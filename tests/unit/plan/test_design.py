@@ -574,7 +574,10 @@ def test_a_closed_loop_has_as_many_in_flight_as_it_says() -> None:
 def test_a_trace_takes_the_place_of_what_a_variant_says_of_each_request(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text(
-        "".join(f'{{"timestamp": {at}, "input_length": 9, "output_length": 9}}\n' for at in (0, 5))
+        "".join(
+            f'{{"timestamp": {at}, "input_length": 9, "output_length": 9, "hash_ids": [1]}}\n'
+            for at in (0, 5)
+        )
     )
     variants = load_variants()
     for name in ("dirty-rows", "gc-freeze"):
