@@ -37,16 +37,8 @@ NEEDED = ("engine", "model", "kind", "method")  # a floor that differs in one of
 # A floor does not know the toggles, and these depend on little else: 0.04% where all host time is hidden, 1%
 # where none is.
 OF_ONE_SETTING = (*definitions.MATCHED[1:], *definitions.IN_TURNS[1:])
-WEIGHED = (
-    "machine",
-    "device",
-    "workload",
-    "options",
-    "goodput",
-    "rounds",
-    "segments",
-    "blocks",
-)  # the weightiest first
+# The weightiest first.
+WEIGHED = ("machine", "device", "workload", "options", "goodput", "rounds", "segments", "blocks")
 # A run sizes these by its first boots, so no two have the same. Within this factor an interval differs by
 # less than a quarter: its width goes with the root of how much is measured, or less.
 SIZES, ALIKE = ("rounds", "segments"), 1.5

@@ -326,7 +326,7 @@ def make_design(
     sides = {"before": before}
     if request.variant is not None or after or request.refs is not None:
         sides["after"] = after
-    measures_k = {**both, **before}.get("python") or _server_s({**both, **before}.get("cmd"))
+    measures_k = {**both, **before}.get("python") or _interpreter_in({**both, **before}.get("cmd"))
     arms = tuple(
         make_arm(
             engines,
@@ -362,7 +362,7 @@ def make_design(
     )
 
 
-def _server_s(command: str | None) -> str | None:
+def _interpreter_in(command: str | None) -> str | None:
     """The interpreter in a server's command; None where it has none, or none can be told."""
     with suppress(ValueError):  # an open quote, which is refused elsewhere
         runs = started_by(None, {} if command is None else {"cmd": command})[0]

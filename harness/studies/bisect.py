@@ -52,7 +52,7 @@ TRIALS = 500  # at most: days
 PATIENCE = 10  # times as long as the first boots took: a commit that has not booted by then hangs
 LEAST_PATIENCE_S = 60.0
 TRIES = 2  # of a trial, before its commit is skipped
-WORTHLESS = 3  # trials of a commit without a value, before it is skipped
+VALUELESS = 3  # trials of a commit without a value, before it is skipped
 IN_A_ROW = 3  # commits that fail one after the other: it is not theirs
 # Of a trial of good and bad, what one with a commit beside them takes, and that commit's first boot; until
 # they were seen.
@@ -267,8 +267,8 @@ class _Search:
         self._tell(place, self.trials[-1])
         if place and self.trials[-1] is None:
             self.valueless[place] = self.valueless.get(place, 0) + 1
-            if self.valueless[place] == WORTHLESS:  # the next trial would be its own again
-                self._skip(place, f"{WORTHLESS} of its trials have no value of {design.primary}")
+            if self.valueless[place] == VALUELESS:  # the next trial would be its own again
+                self._skip(place, f"{VALUELESS} of its trials have no value of {design.primary}")
 
     def _failed(self, place: int, error: Exception) -> None:
         """Skip a commit whose first boot failed, or whose trial did so twice."""
