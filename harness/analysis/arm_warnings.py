@@ -214,7 +214,8 @@ class Paced(OfRun, frozen=True):
     def found(cls, run: Measured) -> Iterator[Self]:
         for kind in sorted(each for each in run.device_kinds if each.startswith((PACED, HOST_PACED))):
             name, _, k = kind.removeprefix(PACED).removeprefix(HOST_PACED).rpartition("*")
-            profile = api.profiles().get(name.partition(",ledger=")[0])
+            name = name.partition(",ledger=")[0]
+            profile = api.profiles().get(name)
             stretched = k if re.fullmatch(r"[\d.]+", k) else ""  # a formula may end with *tokens
             # Of a formula nobody said which host it assumes: k is held against that of the profiles.
             assumed = "host" in profile.assumed if profile is not None else "=" in name and bool(stretched)

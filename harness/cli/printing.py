@@ -29,8 +29,17 @@ if TYPE_CHECKING:
     from overlap_bench.harness.report.formats import Found
     from overlap_bench.harness.report.page import Table
 
-
 PIPE_WIDTH = 120  # columns of a table that goes to no terminal
+OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
+GATE_FAILED, GATE_UNDECIDED, NO_CULPRIT = 1, 3, 3
+LONGEST = 1500  # characters of an error: what was typed, or a file holds, may have any number
+# How characters are written that a stream can't write, as in the C locale: they end nothing.
+PLAIN = {
+    "−": "-", "–": "-", "→": "->", "±": "+/-", "×": "x", "·": "*", "•": "*", "…": "...", "µ": "u", "≤": "<=",
+    "≥": ">=", "↑": "^", "↓": "v", "▲": "^", "▼": "v", "²": "2", "§": "section", "─": "-", "│": "|",
+}  # fmt: skip
+HANDLER = "plainly"
+CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException of whichever click this typer brings
 
 
 class Format(StrEnum):
@@ -81,18 +90,6 @@ def show_tables(tables: Sequence[Table]) -> None:
     screen = Console()
     for table in tables:
         screen.print(*terminal_table(table, screen.width), sep="\n")
-
-
-OUTPUTS_DIFFER, USAGE, FAILED, INTERRUPTED = 1, 2, 4, 130
-GATE_FAILED, GATE_UNDECIDED, NO_CULPRIT = 1, 3, 3
-LONGEST = 1500  # characters of an error: what was typed, or a file holds, may have any number
-# How characters are written that a stream can't write, as in the C locale: they end nothing.
-PLAIN = {
-    "−": "-", "–": "-", "→": "->", "±": "+/-", "×": "x", "·": "*", "•": "*", "…": "...", "µ": "u", "≤": "<=",
-    "≥": ">=", "↑": "^", "↓": "v", "▲": "^", "▼": "v", "²": "2", "§": "section", "─": "-", "│": "|",
-}  # fmt: skip
-HANDLER = "plainly"
-CLICK_ERROR: Any = typer.BadParameter.__mro__[2]  # ClickException of whichever click this typer brings
 
 
 def run(command: Any) -> NoReturn:

@@ -27,6 +27,26 @@ PACKAGES = (
 )  # fmt: skip
 UNNAMED = "NVIDIA, name not readable"
 MEASURED_BY = ("engines", "harness", "overlap_bench", "pyproject.toml")  # what a run is made by
+GIT = (
+    "git",
+    # A commit is measured, which a hook could change.
+    *("-c", f"core.hooksPath={os.devnull}"),
+    *("-c", "core.fsmonitor=false"),  # a program, or a daemon with a socket in .git
+    *("-c", "submodule.recurse=false"),
+    *("-c", "diff.autoRefreshIndex=false"),  # `git diff` takes this lock in spite of GIT_OPTIONAL_LOCKS
+)
+VARIABLES = {
+    "GIT_OPTIONAL_LOCKS": "0",  # or `git status` writes the index
+    "GIT_NO_LAZY_FETCH": "1",  # into a partial clone
+    "GIT_ALLOW_PROTOCOL": "",  # nor by a git that does not know the line above
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_LITERAL_PATHSPECS": "0",
+    "LANGUAGE": "C",  # of messages, which are told, and looked at
+}
+# How many settings the environment holds. It stays: git never exports it, and by it a container's image says
+# safe.directory.
+COUNT = "GIT_CONFIG_COUNT"
+GIT_PATIENCE_S = 300  # of one git command; a checkout of a large repository takes minutes
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,28 +140,6 @@ def _asked(*arguments: str) -> str:
     except api.BadSetting:
         return ""
     return done.stdout if done.returncode == 0 else ""
-
-
-GIT = (
-    "git",
-    # A commit is measured, which a hook could change.
-    *("-c", f"core.hooksPath={os.devnull}"),
-    *("-c", "core.fsmonitor=false"),  # a program, or a daemon with a socket in .git
-    *("-c", "submodule.recurse=false"),
-    *("-c", "diff.autoRefreshIndex=false"),  # `git diff` takes this lock in spite of GIT_OPTIONAL_LOCKS
-)
-VARIABLES = {
-    "GIT_OPTIONAL_LOCKS": "0",  # or `git status` writes the index
-    "GIT_NO_LAZY_FETCH": "1",  # into a partial clone
-    "GIT_ALLOW_PROTOCOL": "",  # nor by a git that does not know the line above
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_LITERAL_PATHSPECS": "0",
-    "LANGUAGE": "C",  # of messages, which are told, and looked at
-}
-# How many settings the environment holds. It stays: git never exports it, and by it a container's image says
-# safe.directory.
-COUNT = "GIT_CONFIG_COUNT"
-GIT_PATIENCE_S = 300  # of one git command; a checkout of a large repository takes minutes
 
 
 def git_environment() -> dict[str, str]:

@@ -34,6 +34,12 @@ from overlap_bench.engines.processes import TERMINATE_S, is_stopped, with_below
 PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 ROUNDS = 10  # of ending orphans: more than a tree of processes has levels
 GRACE_S = 5.0  # for a process that was asked to stop, before it is killed
+PREFIX = "bench-"
+LOCK, UNNAMED = "lock", "lock.new"
+OURS = "a folder of bench's, to be removed once nobody holds this lock\n"  # else it is somebody's own
+BEING_MADE_S = 60  # a lock without its name that is older was left by a kill
+SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # a job that is cancelled, a terminal that is closed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,13 +229,6 @@ def _zombie_code(pid: int) -> int | None:
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-PREFIX = "bench-"
-LOCK, UNNAMED = "lock", "lock.new"
-OURS = "a folder of bench's, to be removed once nobody holds this lock\n"  # else it is somebody's own
-BEING_MADE_S = 60  # a lock without its name that is older was left by a kill
-SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
-
-
 @contextmanager
 def room(where: str | None = None) -> Iterator[Path]:
     """A folder in `where` (the temporary folder), gone when this is left; abandoned ones there go first."""
@@ -282,9 +281,6 @@ def _remove(made: Path) -> None:
                 each.unlink()
         if not [each for each in made.iterdir() if each.name != LOCK]:
             shutil.rmtree(made, ignore_errors=True)
-
-
-ENDING = (signal.SIGTERM, signal.SIGHUP)  # a job that is cancelled, a terminal that is closed
 
 
 class Ended(KeyboardInterrupt):

@@ -10,10 +10,10 @@ import msgspec
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.request import Request
-from overlap_bench.harness.plan.settings import PLACES_FILLED, PLANTED, make_design, parse_typed, spelled
+from overlap_bench.harness.plan.settings import PLANTED, make_design, parse_typed, spelled
 from overlap_bench.harness.plan.variants import Variant
 from overlap_bench.harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
-from overlap_bench.harness.workload.plan import check
+from overlap_bench.harness.workload.plan import PLACES_FILLED, check
 from overlap_bench.harness.workload.workload import Workload
 
 MOST_POINTS = 200

@@ -29,7 +29,7 @@ from overlap_bench.harness.stats import stopping as early
 from overlap_bench.harness.stats.stopping import Until
 from overlap_bench.harness.workload import lengths
 from overlap_bench.harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
-from overlap_bench.harness.workload.plan import NOT_WITH_TRACE
+from overlap_bench.harness.workload.plan import NOT_WITH_TRACE, with_enough_requests
 from overlap_bench.harness.workload.plan import check as check_workload
 from overlap_bench.harness.workload.prompts import ENGLISH, OPENINGS, are_conversations
 from overlap_bench.harness.workload.workload import LENGTHS, Workload
@@ -56,7 +56,6 @@ SEGMENTS = {"unpaced": 16, "paced": 5, "gate": 8, "minutes": 3, "minutes, long b
 ROUNDS_BESIDE_TURNS = {"unpaced": 3, "paced": 2, "minutes": 1, "minutes, long boots": 1}
 AIM_S = 80.0  # from the first boot to the last block: imports before and the result after take some of 90 s
 FEWEST_TURNS = 2  # of the longest output: the first one takes its prompt in
-PLACES_FILLED = 2  # requests per place of a closed loop, at least
 MOST_IN_TIME = 100  # blocks, where minutes end the run
 # Steps of a turn that no interval ends with. A serial loop begins a turn with an idle device, and so does
 # every step of it; one that overlaps has its pipeline filled by the second.
@@ -239,20 +238,6 @@ def workload_values(
     return values
 
 
-def with_places_filled(workload: Workload, asked: Mapping[str, object]) -> Workload:
-    """A closed loop of more places than requests would never have as many in flight as it says: it gets
-    PLACES_FILLED times as many, unless their number was `asked` for, too. Raises BadSetting then."""
-    places = workload.concurrency
-    if "concurrency" not in asked or places is None or workload.num_requests >= places:
-        return workload
-    if "num_requests" in asked:
-        raise api.BadSetting(
-            f"num_requests={workload.num_requests} leaves some of {places} places empty; leave it out, or "
-            f"ask for {PLACES_FILLED * places}"
-        )
-    return msgspec.structs.replace(workload, num_requests=PLACES_FILLED * places)
-
-
 def _convert(values: Mapping[str, object], kind: type[T], what: str) -> T:
     names = {field.name: field.name for field in msgspec.structs.fields(kind)}
     for name in values:
@@ -408,7 +393,7 @@ def complete(
     if any(engines[arm.engine].asks_text for arm in arms) and request.workload.get("arrival") != "trace":
         defaults["pretok"] = False
     workload = convert_workload(workload_values(defaults, of_variant, request.workload))
-    workload = with_places_filled(workload, request.workload)
+    workload = with_enough_requests(workload, request.workload)
     check_workload(workload)
     if workload.most_new_tokens == 1:
         secondaries = ()  # a variant's are of decode steps, and there is none

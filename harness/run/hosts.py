@@ -43,6 +43,11 @@ SIDE_BY_SIDE = 2  # boots at once: more take turns on the cores, and a capture t
 CORES_PER_BOOT = 4  # where there are more than eight cores, more boot at once
 GIB = 1 << 30
 ROLES = {"device": "device process", "output": "output process", "server": "server"}
+GONE_MS = 3000  # how long a killed host may take to be gone, which on a card frees gigabytes
+BUILT = (
+    "; a ref's tree has nothing that a build makes: name such files of your checkout by --overlay, or "
+    "install each ref into an interpreter of its own"
+)
 
 
 class RunFailed(api.EngineError):
@@ -229,13 +234,6 @@ def _check_first(path: Sequence[str], worktree: Path | None) -> None:
         raise api.BadSetting(
             f"{what} takes the place of overlap-bench's own package: give it another name{more}"
         )
-
-
-GONE_MS = 3000  # how long a killed host may take to be gone, which on a card frees gigabytes
-BUILT = (
-    "; a ref's tree has nothing that a build makes: name such files of your checkout by --overlay, or "
-    "install each ref into an interpreter of its own"
-)
 
 
 class Link:

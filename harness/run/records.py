@@ -31,6 +31,9 @@ Int64s = NDArray[np.int64]
 DEVICE_KINDS = ("program", "h2d", "d2h")  # by the number in api.DeviceWork
 DEVICE_COLUMNS = ("kind", "step", "start_ns", "end_ns")
 OTHER_CLOCK_NS = 1_000_000_000  # device stamps are converted to our clock; one further off is of another
+OWN = "own"  # names the CPU time of each process of the run, in ms
+STAT = Path("/proc/stat")
+CPUFREQ = Path("/sys/devices/system/cpu")
 
 
 def requests_frame(done: RoundDone) -> pd.DataFrame:
@@ -195,11 +198,6 @@ def _ragged(data: bytes, lengths: Int64s) -> pd.Series:
     return pd.Series(
         [values[end - length : end] for end, length in zip(ends, lengths, strict=True)], dtype=object
     )
-
-
-OWN = "own"  # names the CPU time of each process of the run, in ms
-STAT = Path("/proc/stat")
-CPUFREQ = Path("/sys/devices/system/cpu")
 
 
 def read_counters(pids: Mapping[str, int]) -> dict[str, float]:

@@ -23,6 +23,9 @@ from overlap_bench.harness.stats.stopping import ALPHA
 
 Differences = npt.NDArray[np.float64]
 Scale = Literal["ratio", "difference"]
+EXACT_BLOCKS = 12  # sign flips are enumerated up to here (4,096 of them), drawn beyond
+CHECK_BLOCKS = 8  # below this a sign-flip test is too coarse to disagree with anything
+DRAWS = 20_000  # sign patterns
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +143,6 @@ def t_test(mean: float, sd: float, n: int) -> float:
     if sd == 0:
         return 1.0 if mean == 0 else 0.0
     return float(2 * t_tail(abs(mean) / (sd / n**0.5), n - 1))
-
-
-EXACT_BLOCKS = 12  # sign flips are enumerated up to here (4,096 of them), drawn beyond
-CHECK_BLOCKS = 8  # below this a sign-flip test is too coarse to disagree with anything
-DRAWS = 20_000  # sign patterns
 
 
 def sign_flip(differences: Sequence[float] | Differences) -> float:

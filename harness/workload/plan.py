@@ -22,8 +22,14 @@ from overlap_bench.harness.workload.workload import DEFAULT, Workload
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-
 Prompt = str | list[int]
+AT_LEAST_1 = ("num_requests", "concurrency", "prompt_repeats")
+MOST_REQUESTS = 1_000_000
+DAY_MS = 24 * 3600e3
+PLACES_FILLED = 2  # requests per place of a closed loop, at least
+ABOVE_0 = ("interval_ms", "rate", "burstiness", "trace_scale")
+# What a trace says itself, or has not got.
+NOT_WITH_TRACE = ("prompts", "prompt_repeats", "unique_prompts", "input_tokens", "max_new_tokens")
 
 
 class Planned(msgspec.Struct, frozen=True, array_like=True):
@@ -260,12 +266,18 @@ def _choose(
     return chosen, skipped
 
 
-AT_LEAST_1 = ("num_requests", "concurrency", "prompt_repeats")
-MOST_REQUESTS = 1_000_000
-DAY_MS = 24 * 3600e3
-ABOVE_0 = ("interval_ms", "rate", "burstiness", "trace_scale")
-# What a trace says itself, or has not got.
-NOT_WITH_TRACE = ("prompts", "prompt_repeats", "unique_prompts", "input_tokens", "max_new_tokens")
+def with_enough_requests(workload: Workload, asked: Mapping[str, object]) -> Workload:
+    """A closed loop of more places than requests would never have as many in flight as it says: it gets
+    PLACES_FILLED times as many, unless their number was `asked` for, too. Raises BadSetting then."""
+    places = workload.concurrency
+    if "concurrency" not in asked or places is None or workload.num_requests >= places:
+        return workload
+    if "num_requests" in asked:
+        raise BadSetting(
+            f"num_requests={workload.num_requests} leaves some of {places} places empty; leave it out, or "
+            f"ask for {PLACES_FILLED * places}"
+        )
+    return msgspec.structs.replace(workload, num_requests=PLACES_FILLED * places)
 
 
 def check(workload: Workload) -> None:

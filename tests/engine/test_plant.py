@@ -248,6 +248,14 @@ def test_a_delay_that_nobody_counted_is_told() -> None:
     )
 
 
+def test_nothing_is_said_of_a_delay_where_the_second_arm_has_none_or_it_is_of_no_known_step() -> None:
+    """A run that is looked at the other way round; arms of two runs."""
+    other_way = msgspec.structs.replace(PLAIN.before, options={"plant_at": "device", "plant_ns": 0})
+    assert tables.planted(found(0.02, 0.04, "slower", after=other_way)) is None
+    counted = {"injected_device_ns": Counter(before=0.0, after=900.0, unit="ns")}
+    assert tables.planted(found(0.02, 0.04, "slower", mechanism=counted, after=planted_at("device"))) is None
+
+
 def test_the_hooks_own_price_is_not_part_of_the_delay() -> None:
     assert mechanism.planted_share(found(0, 1, None)) == pytest.approx(0.03)
     assert mechanism.planted_share(found(0, 1, None, mechanism={})) is None

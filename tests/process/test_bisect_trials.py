@@ -11,8 +11,9 @@ import pytest
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import bisection
-from overlap_bench.harness.analysis.bisection import ends_of
+from overlap_bench.harness.analysis.bisection import Change, ends_of
 from overlap_bench.harness.report import bisection_tables, formats
+from overlap_bench.harness.report.figures import commits
 from overlap_bench.harness.stats.bisection import Trial
 from overlap_bench.harness.stats.distributions import t_quantile
 from overlap_bench.harness.store import bisection as store
@@ -341,3 +342,18 @@ def test_the_interval_of_a_change_knows_that_two_numbers_of_a_trial_share_a_boot
     shared = (14 + 2 * 6) / (14 + 6) ** 2  # in place of 1 / (14 + 6)
     half = t_quantile(0.975, 13) * np.std([each.effect for each in trials], ddof=1) * shared**0.5
     assert math.log1p(found.ci_high) - math.log1p(found.effect) == pytest.approx(half)
+
+
+def test_the_figure_multiplies_changes_as_its_headline_does(repository: Path, tmp_path: Path) -> None:
+    """A doubling and then a quarter less end at +50%, and not at +75%."""
+    _, stored = Simulated(repository, tmp_path, stepping(8, 4)).begin()
+    found = bisection.result(stored, [Trial(0, 0.4 + 0.001 * number) for number in range(6)], "lower")
+    both = [
+        Change(
+            first=each.commit, last=each.commit, posterior=1.0, effect=effect, ci_low=effect, ci_high=effect
+        )
+        for each, effect in zip(found.commits[1:3], (1.0, -0.25), strict=True)
+    ]
+    above, _ = commits.bisection(msgspec.structs.replace(found, changes=both)).axes
+    line = max(above.lines, key=lambda each: len(each.get_ydata()))
+    assert line.get_ydata()[-1] == pytest.approx(50)

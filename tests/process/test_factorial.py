@@ -417,7 +417,7 @@ def test_the_effects_of_a_stored_factorial_as_a_frame(tmp_path: Path) -> None:
 
 
 def test_an_effect_on_the_load_that_is_offered_has_no_verdict() -> None:
-    """Whatever the toggles do: an engine that keeps up gives what arrives."""
+    """An engine that keeps up gives what arrives, whatever the toggles are."""
     plan = planned_factorial("h2d,output")
     per_block = [
         {

@@ -123,6 +123,15 @@ def test_vllm_counts_those_that_failed_and_those_in_flight(tmp_path: Path) -> No
     assert "when each request was sent" in said
 
 
+def test_sglang_s_aggregates_know_of_no_failures_and_how_many_were_served_is_no_part_of_the_load(
+    tmp_path: Path,
+) -> None:
+    found, said = had(f"{SGLANG}:1", to=tmp_path)
+    assert "failed_requests" not in found
+    assert "no failures" in said
+    assert "completed" not in files.read(f"{SGLANG}:1").asked
+
+
 def with_goodput(folder: Path, path: Path, goodput: object) -> Path:
     """The file as the tool saves it with `--goodput`."""
     return edited(folder, path, **{"goodput" if path == AIPERF else "request_goodput": goodput})

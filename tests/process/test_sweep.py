@@ -65,10 +65,10 @@ def test_a_variant_s_metrics_stay_where_an_option_is_swept() -> None:
 
 def test_a_point_whose_places_ask_for_more_prompts_than_there_are_is_refused(tmp_path: Path) -> None:
     texts = tmp_path / "texts.json"
-    texts.write_text(json.dumps([f"text {number}" for number in range(16)]))
+    texts.write_text(json.dumps([f"text {number}" for number in range(10)]))
     asked = {"prompts": str(texts), "prompt_repeats": 2, "input_tokens": None}
-    with pytest.raises(api.BadSetting, match="prompt_repeats=2 of 64 requests needs 32 different prompts"):
-        points("concurrency=4,32", variant="pinned-h2d", workload=asked)
+    with pytest.raises(api.BadSetting, match="prompt_repeats=2 of 24 requests needs 12 different prompts"):
+        points("concurrency=4,12", variant="pinned-h2d", workload=asked)
 
 
 def test_a_closed_loop_has_requests_for_all_its_places() -> None:

@@ -59,8 +59,9 @@ def test_warnings_that_apply_are_given() -> None:
 
 def test_k_is_shown_with_what_is_assumed_of_the_host() -> None:
     tenfold = "decode=10ms,prefill=1us*tokens"
-    names = (("llama3-8b-h100", True), ("llama3-8b-h100,ledger=2", True), ("my-card", False), (tenfold, True))
-    for name, assumed in names:
+    built_in, own = ("llama3-8b-h100", True), ("my-card", False)
+    scaled = [(f"{name},ledger=2", assumed) for name, assumed in (built_in, own)]
+    for name, assumed in (built_in, own, *scaled, (tenfold, True)):
         told = warnings(comparison.result(on_device(kind=f"emulated, paced: {name}*2.5"), blocks(1.0)))
         assert (
             "times come from --pace, multiplied by 2.5 "

@@ -1,5 +1,6 @@
 """When a comparison by turns is believed, and when it is not."""
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -337,3 +338,12 @@ def test_a_later_claim_in_turns_is_doubted_as_the_first_one_is() -> None:
         each.text for each in _of_described(Claim(change=SLICED, **named), run)
     )
     assert _claim(Claim(change=turns.OF_ROUNDS, **named), run).finding == "the other way here"
+
+
+def test_where_a_host_computes_ahead_the_parts_of_a_step_say_what_they_do_not_tell() -> None:
+    """A faster device then looks like slower host work, where the host is the slower of the two."""
+    found = found_by(-0.05, -0.05)
+    assert "ahead of the device" not in (tables.step_parts(found) or "")
+    for name, choice in (("schedule", "overlap"), ("async_scheduling", "on")):
+        after = msgspec.structs.replace(found.after, toggles={name: choice})
+        assert "ahead of the device" in tables.step_parts(msgspec.structs.replace(found, after=after))

@@ -592,3 +592,20 @@ def test_a_delay_belongs_to_its_arm_whichever_way_a_run_is_looked_at() -> None:
     for pair in (("before", "after"), ("after", "before")):
         arms = plan.pair(*pair).design.arms_with_plant(900)
         assert {arm.name: arm.options.plant_ns for arm in arms} == {"before": 0, "after": 900}
+
+
+def test_k_is_measured_by_the_interpreter_in_a_servers_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+
+    def settle(pace: str, python: str | None) -> str:
+        asked.append(python)
+        return "10ms"
+
+    monkeypatch.setattr(settings.api, "settle", settle)
+    for command, python in (("A=1 /v/bin/python -m vllm", "/v/bin/python"), ("/v/bin/vllm serve m", None)):
+        cmd = f"cmd={command} --port {{port}}"
+        sides = {"before": (cmd,), "after": (cmd, "env.X=1")}
+        request = Request(engine="openai", options={"pace": "llama3-8b-h100*k"}, **sides)
+        make_design(request, {"openai": OPENAI}, {}, lambda: "emulated")
+        assert asked == [python, python]
+        asked.clear()
