@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from overlap_bench.harness.common.machine import git_environment
+from overlap_bench.harness.common.git import environment
 
 # A test that fails for being slow says nothing on a shared machine. CI draws other examples each time.
 settings.register_profile("no clock", deadline=None, max_examples=50)
@@ -41,7 +41,7 @@ def pytest_configure() -> None:
     """Runs are signed here with a secret of the tests' own, and what a git hook exports leads no test's git
     elsewhere. Modules copy the environment as they are read."""
     os.environ["XDG_STATE_HOME"] = _state.name
-    for name in os.environ.keys() - git_environment().keys():
+    for name in os.environ.keys() - environment().keys():
         del os.environ[name]
 
 

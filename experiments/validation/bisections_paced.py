@@ -25,7 +25,7 @@ import numpy as np
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import earlier
-from overlap_bench.harness.common.machine import git_environment
+from overlap_bench.harness.common.git import environment
 
 EFFECTS = (0.02,) * 5 + (0.0,) * 5 + (0.01,) * 3
 COMMITS = 32
@@ -46,7 +46,7 @@ HEADER = [
 
 def git(where: Path, *arguments: str) -> bytes:
     done = subprocess.run(
-        ["git", *IDENTITY, *arguments], cwd=where, env=git_environment(), check=True, stdout=subprocess.PIPE
+        ["git", *IDENTITY, *arguments], cwd=where, env=environment(), check=True, stdout=subprocess.PIPE
     )
     return done.stdout
 

@@ -18,7 +18,7 @@ from typing import Any
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import CELLS, bench, cells, earlier, kept
-from overlap_bench.harness.common.machine import git_environment
+from overlap_bench.harness.common.git import environment
 
 EXAMPLE = command_line.ROOT / "examples" / "own_engine"
 RUN = ("gate", "--engine", "paced", "--no-pretok", "--max-regression", "2%", "--base-ref", "base")
@@ -37,11 +37,11 @@ def repository(folder: Path) -> Path:
     }
     assert len(set(contents.values())) == len(contents)
     identity = ("-c", "user.name=example", "-c", "user.email=example@example.org")
-    subprocess.run(["git", "init", "--quiet"], cwd=folder, env=git_environment(), check=True)
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, env=environment(), check=True)
     for branch, content in contents.items():
         engine.write_text(content)
         for command in (("add", engine.name), ("commit", "--quiet", "-m", branch), ("branch", branch)):
-            subprocess.run(["git", *identity, *command], cwd=folder, env=git_environment(), check=True)
+            subprocess.run(["git", *identity, *command], cwd=folder, env=environment(), check=True)
     information = folder / "paced_engine-1.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: paced-engine\nVersion: 1\n")

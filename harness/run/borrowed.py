@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlap_bench.engines import api
-from overlap_bench.harness.common import machine
+from overlap_bench.harness.common import git
 
 # Of a configuration, what is about the place of a repository, or leads to what is not here.
 OF_THE_PLACE = (
@@ -64,9 +64,9 @@ class Source:
 def around(where: Path) -> Source:
     """The repository around a folder. Raises BadSetting with what git says where there is none, or where git
     refuses it."""
-    found = machine.run_git("rev-parse", "--is-inside-work-tree", "--absolute-git-dir", where=where)
+    found = git.run("rev-parse", "--is-inside-work-tree", "--absolute-git-dir", where=where)
     if found.returncode:
-        said = machine.git_words(found)
+        said = git.words(found)
         if said.startswith("not a git repository (or any"):
             raise api.BadSetting(
                 f"refs need a git repository around {where}, and there is none: git says: {said}"
@@ -81,7 +81,7 @@ def around(where: Path) -> Source:
 
 def ask(source: Source, *arguments: str) -> subprocess.CompletedProcess[str]:
     """What git answers about a repository."""
-    return machine.run_git(*_given(source.directory, source.directory), *arguments, where=source.directory)
+    return git.run(*_given(source.directory, source.directory), *arguments, where=source.directory)
 
 
 def take(source: Source, commit: str, place: Path, what: str) -> None:
@@ -95,11 +95,9 @@ def take(source: Source, commit: str, place: Path, what: str) -> None:
     ]  # one that fails would leave its file as it is stored, and git would go on
     own = _given(place / ".git", place)
     asked = (*own, "read-tree", "-m", "-u", "--no-sparse-checkout", "--", commit)
-    done = machine.run_git(*asked, where=place, configured=(*source.configured, *filters, *NO_LFS))
+    done = git.run(*asked, where=place, configured=(*source.configured, *filters, *NO_LFS))
     if done.returncode:
-        raise api.BadSetting(
-            f"can't check out {what} of {source.folder}: {machine.git_words(done)}{source.lacking}"
-        )
+        raise api.BadSetting(f"can't check out {what} of {source.folder}: {git.words(done)}{source.lacking}")
     _replace_pointers(source, commit, place, what)
     entries = _entries(_answer(*own, "ls-files", "--stage", "-z", where=place))
     for path, its_commit in sorted((path, each) for path, mode, each in entries if mode == SUBMODULE):
@@ -209,9 +207,9 @@ def _of_submodule(source: Source, path: str, place: Path) -> Iterator[Source]:
     found = []
     own = source.folder / path / ".git"
     if own.exists():
-        said = machine.run_git("rev-parse", "--resolve-git-dir", str(own), where=source.folder)
+        said = git.run("rev-parse", "--resolve-git-dir", str(own), where=source.folder)
         found += [Path(said.stdout.removesuffix("\n"))] if said.returncode == 0 else []
-    listed = machine.run_git("config", "--file", ".gitmodules", "--null", "--list", where=place).stdout
+    listed = git.run("config", "--file", ".gitmodules", "--null", "--list", where=place).stdout
     for line in listed.split("\0"):
         key, _, value = line.partition("\n")
         name = key.removeprefix("submodule.").removesuffix(".path")
@@ -247,9 +245,9 @@ def _given(directory: Path, checkout: Path) -> Sequence[str]:
 
 
 def _answer(*arguments: str, where: Path, configured: Sequence[tuple[str, str]] = ()) -> str:
-    done = machine.run_git(*arguments, where=where, configured=configured)
+    done = git.run(*arguments, where=where, configured=configured)
     if done.returncode:
-        raise api.BadSetting(f"git refuses {where}: {machine.git_words(done)}")
+        raise api.BadSetting(f"git refuses {where}: {git.words(done)}")
     return done.stdout
 
 

@@ -22,7 +22,7 @@ import zmq
 
 import overlap_bench
 from overlap_bench.engines import api
-from overlap_bench.harness.common import machine, processes
+from overlap_bench.harness.common import git, processes
 from overlap_bench.harness.common.processes import Child, postponed, undisturbed
 from overlap_bench.harness.plan.design import Arm, Ref
 from overlap_bench.harness.run import messages
@@ -202,7 +202,7 @@ def environment(
     installed one is left to the interpreter, and so is one from a zip in which links are files. What leads
     git elsewhere stays out: code may ask git for its version. `plain`: without ENVIRONMENT. Raises BadSetting
     where a project has a package overlap_bench."""
-    values = {**machine.git_environment(), **({} if plain else ENVIRONMENT), **extra}
+    values = {**git.environment(), **({} if plain else ENVIRONMENT), **extra}
     path = [*filter(None, [values.get("PYTHONPATH")])]
     if worktree is not None:
         path = [*search_path(worktree), *path]

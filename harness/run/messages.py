@@ -1,5 +1,5 @@
-"""What the runner and the load generator say to each other: msgspec structs, as msgpack over ZeroMQ. And what
-a run tells of itself while it runs, from BlockBegun on: dataclasses, to whoever observes it.
+"""What the runner and the load generator say to each other: msgspec structs, as msgpack over ZeroMQ. From
+BlockBegun on: dataclasses by which a run tells an observer how far it is.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class BlockDone:
 @dataclass(frozen=True, slots=True)
 class Foreseen:
     """What a block will take, in seconds, by the one that was thrown away, and the design as it is now sized.
-    Of a cluster nobody says so."""
+    A cluster's run has no such event."""
 
     seconds: float
     design: Design

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from overlap_bench.engines import api
-from overlap_bench.harness.common import machine
+from overlap_bench.harness.common import git
 from overlap_bench.harness.plan.design import Arm, Patch
 from overlap_bench.harness.run.hosts import check_interpreter
 from overlap_bench.harness.run.watch import located
@@ -79,13 +79,13 @@ def patched(patch: Patch, packages: Mapping[str, Path], folder: Path) -> Path:
     with text.open("w", encoding="utf-8", newline="") as file:  # the ends of its lines are the files'
         file.write(patch.text)
     # In a repository of its own: in another one's folder, git would pass over every file, and say nothing.
-    machine.run_git("init", "--quiet", where=folder)
+    git.run("init", "--quiet", where=folder)
     asked = ["apply", f"-p{patch.strip}", "--whitespace=nowarn", *(f"--include={each}" for each in changed)]
-    done = machine.run_git(*asked, text.name, where=folder)
+    done = git.run(*asked, text.name, where=folder)
     if done.returncode == 0:
         return folder
     where = ", ".join(str(each) for each in packages.values())
-    if not machine.run_git(*asked, "--reverse", "--check", text.name, where=folder).returncode:
+    if not git.run(*asked, "--reverse", "--check", text.name, where=folder).returncode:
         raise api.BadSetting(
             f"patch={patch.file} is in {where} already; to measure it, give --before its reverse: git diff -R"
         )

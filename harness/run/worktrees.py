@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from overlap_bench.engines import api
-from overlap_bench.harness.common import machine
+from overlap_bench.harness.common import git
 from overlap_bench.harness.common.processes import room
 from overlap_bench.harness.plan.design import Arm, Ref
 from overlap_bench.harness.run.borrowed import around, ask, changed, take
@@ -27,7 +27,7 @@ def resolve(name: str, where: Path) -> Ref:
             api.pick(name, dict.fromkeys(known), f"ref in {source.folder}")
         except api.BadSetting as error:
             raise api.BadSetting(f"{error}{source.lacking}") from None
-        said = machine.git_words(found)
+        said = git.words(found)
         raise api.BadSetting(f"ref '{name}' in {source.folder} is not a commit: {said}{source.lacking}")
     return Ref(repository=str(source.folder), name=name, commit=found.stdout.strip())
 
@@ -85,10 +85,7 @@ def checked_out(arms: Sequence[Arm]) -> Iterator[Mapping[str, Path]]:
 def ignored(repository: Path, path: Path) -> bool:
     """Whether git ignores a file, as it should one that a build made. The index is not asked: git dates anew
     what it reads of one that is sparse or split."""
-    return (
-        machine.run_git("check-ignore", "--no-index", "--quiet", "--", str(path), where=repository).returncode
-        == 0
-    )
+    return git.run("check-ignore", "--no-index", "--quiet", "--", str(path), where=repository).returncode == 0
 
 
 def ignored_of(repository: Path, files: Sequence[Path]) -> set[Path]:
@@ -98,5 +95,5 @@ def ignored_of(repository: Path, files: Sequence[Path]) -> set[Path]:
         return set()
     names = [str(each) for each in files]
     plain = (("core.quotePath", "false"),)
-    found = machine.run_git("check-ignore", "--no-index", "--", *names, where=repository, configured=plain)
+    found = git.run("check-ignore", "--no-index", "--", *names, where=repository, configured=plain)
     return {Path(each) for each in found.stdout.split("\n") if each}

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from overlap_bench.engines import api
-from overlap_bench.harness.common import machine as git_
+from overlap_bench.harness.common import git as git_
 from overlap_bench.harness.common.processes import room
 from overlap_bench.harness.plan.design import Arm, Ref
 from overlap_bench.harness.run import worktrees

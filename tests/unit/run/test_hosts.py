@@ -7,7 +7,7 @@ import pytest
 
 import overlap_bench
 from overlap_bench.engines import api
-from overlap_bench.harness.common import machine
+from overlap_bench.harness.common import git
 from overlap_bench.harness.run.hosts import environment
 from tests.support.places import ROOT
 
@@ -15,7 +15,7 @@ from tests.support.places import ROOT
 @pytest.fixture(autouse=True)
 def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be asked which of its variables to leave out."""
-    monkeypatch.setattr(machine, "git_environment", lambda: dict(os.environ))
+    monkeypatch.setattr(git, "environment", lambda: dict(os.environ))
 
 
 def path_of(**variables: str) -> list[str]:
