@@ -68,8 +68,8 @@ NOTE = (
 INTERVAL = (
     "Until commit f01ed5f7 a cell ran with stream_interval 8 where its variant does not set it; vLLM's own "
     "is 1, with which changes of the output are measured (vllm-flat-logprobs at 256: −1.2% with 8, +1.1% "
-    "with 1). With 8 a step was about 3.5% shorter at batch 64, so the other changes of before are that much "
-    "of themselves too large."
+    "with 1). With 8 a step was about 3.5% shorter at batch 64, so the cells from before that commit make a "
+    "change look larger than it is by that share of it: −2.07% for −2.00%."
 )
 
 
