@@ -137,6 +137,14 @@ def modes(variant: Variant) -> tuple[str, ...]:
     return MODES[:1] if "async_scheduling" in variant.changes else MODES
 
 
+def places(variant: Variant) -> list[tuple[int, str, str]]:
+    """Where a change is judged: batch, async scheduling, host. Async scheduling itself depends on the host
+    most, and its source says by how much it helps, so it is tried on the other hosts at every batch."""
+    batches = [BETWEEN] if modes(variant) == MODES else BATCHES
+    elsewhere = product(batches, modes(variant), [at for at in HOSTS if at != HERE])
+    return [*product(BATCHES, modes(variant), [HERE]), *elsewhere]
+
+
 def cell_name(what: str, batch: int, mode: str, at: str = HERE) -> str:
     return f"{what} {batch} {mode}" + (f" {at}" if at != HERE else "")
 
@@ -158,8 +166,7 @@ def slope(folder: Path, batch: int, mode: str, at: str) -> Sensitivity | None:
 def judged(cells: Cells, folder: Path) -> list[Judged]:
     """Every change. `folder`: where the runs of slopes are kept."""
     cells = {name: each for name, each in cells.items() if each.get("trials") != 1}  # which have no interval
-    every = [*product(BATCHES, MODES, [HERE]), *product([BETWEEN], MODES, [at for at in HOSTS if at != HERE])]
-    slopes = {place: slope(folder, *place) for place in every}
+    slopes = {place: slope(folder, *place) for place in product(BATCHES, MODES, HOSTS)}
     return [
         Judged(
             name=name,
@@ -168,11 +175,7 @@ def judged(cells: Cells, folder: Path) -> list[Judged]:
             says=each.claim,
             phase=each.phase,
             rewritten=", ".join(filter(None, (SPEC.toggle(one).rewritten for one in each.changes))),
-            cells=[
-                _cell(cells, slopes[place], name, each.phase, *place)
-                for place in every
-                if place[1] in modes(each)
-            ],
+            cells=[_cell(cells, slopes[place], name, each.phase, *place) for place in places(each)],
         )
         for name, each in variants().items()
     ]

@@ -266,7 +266,8 @@ def entries(found: Judgement) -> Iterator[Entry]:
     known = judgement.variants()
     for each in found.changes:
         own = [(phase_in_turns(each.phase), cell, cell.phase) for cell in each.of("off")]
-        whole = [(SLICED, cell, cell.whole) for cell in each.of("off")]
+        step = known[each.name].primary or SLICED
+        whole = [(step, cell, cell.whole) for cell in each.of("off")]
         whole.sort(key=lambda row: row[1].batch == BETWEEN)
         for rows in (own, whole):
             there = [(metric, cell, row) for metric, cell, row in rows if row is not None]

@@ -29,7 +29,7 @@ from experiments.common.judgement import BATCHES, BETWEEN, HERE, HOSTS, MODES, P
 from experiments.validation import vllm_judged
 from overlap_bench.engines.vllm import SPEC
 from overlap_bench.harness.analysis import sensitivity
-from overlap_bench.harness.metrics.definitions import SLICED, phase_in_turns
+from overlap_bench.harness.metrics.definitions import phase_in_turns
 from overlap_bench.harness.report.page import markdown_page
 
 MINUTES, MOST = 3, 7  # of a variant's run; at batch 256 a trial takes more than a minute
@@ -38,15 +38,16 @@ MINUTES, MOST = 3, 7  # of a variant's run; at batch 256 a trial takes more than
 def wanted() -> Iterator[str]:
     """Every cell, the most useful first."""
     elsewhere = [at for at in HOSTS if at != HERE]
+    every = [(name, each, place) for name, each in variants().items() for place in judgement.places(each)]
     yield from (cell_name("slope", *place) for place in product(BATCHES, MODES))
-    for name in variants():
-        yield from (cell_name(name, batch, "off") for batch in BATCHES)
+    yield from (cell_name(name, *place) for name, _, place in every if place[1:] == ("off", HERE))
     yield from (cell_name("slope", BETWEEN, *place) for place in product(MODES, elsewhere))
-    for name, each in variants().items():
-        if not each.phase and judgement.modes(each) == MODES[:1]:  # of no phase: nothing foretells it
-            yield from (cell_name(name, BETWEEN, "off", at) for at in elsewhere)
-    for name, each in variants().items():
-        yield from (cell_name(name, BETWEEN, mode) for mode in judgement.modes(each) if mode != "off")
+    for name, each, place in every:
+        if place[2] != HERE and not each.phase and judgement.modes(each) == MODES[:1]:
+            yield cell_name(name, *place)  # of no phase: nothing foretells it
+    for name, _, place in every:
+        if place[0] == BETWEEN and place[1:] == ("on", HERE):
+            yield cell_name(name, *place)
 
 
 def left(known: Sequence[str], cells: judgement.Cells) -> list[str]:
@@ -91,7 +92,7 @@ def measured(cell: str, python: str, folder: Path) -> dict[str, Any]:
     phases = {each: its for each in SPEC.phases if (its := row(comparison, phase_in_turns(each)))}
     own = phases.get(variants()[cell.split()[0]].phase)
     return {
-        "step": row(comparison, SLICED),
+        "step": row(comparison, comparison["primary"]),
         **({"phase": own} if own else {}),
         "phases": phases,
         "trials": comparison["trials"],
