@@ -65,10 +65,12 @@ class Turns:
 
     @property
     def patience_s(self) -> float:
-        """How long to wait for the baton before whoever has it is taken to hang."""
+        """How long to wait for the baton before whoever has it is taken to hang: all other arms have their
+        turns meanwhile."""
         if not self._longest_ns:
             return FIRST * PATIENCE_S
-        return max(PATIENCE_S, LONGER * self._longest_ns / 1e9)
+        others = 2 * (self.order.arms - 2)  # one may be slow; the rest take as long as this engine, or twice
+        return max(PATIENCE_S, (LONGER + others) * self._longest_ns / 1e9)
 
     def take(self) -> bool:
         """The baton is there. False where this engine had nothing to do with it, and has passed it on."""

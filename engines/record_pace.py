@@ -427,7 +427,7 @@ def record(
             "vllm_ms": {f"async_{word}": found for word, found in told.items()},
         },
     }
-    return toml(re.sub(r"[^\w-]+", "-", f"{called}-{card}").strip("-").lower(), profile) + "\n"
+    return toml(re.sub(r"[^A-Za-z0-9_-]+", "-", f"{called}-{card}").strip("-").lower(), profile) + "\n"
 
 
 def measured(
@@ -487,6 +487,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if asked.out is not None and asked.out.suffix != ".toml":
         parser.error(f"--out {asked.out}: a pace is read from a file NAME.toml")
+    if asked.out is not None and not asked.out.parent.is_dir():
+        parser.error(f"--out {asked.out}: there is no folder {asked.out.parent}")
     if asked.vllm:
         print(
             json.dumps({"batches": vllm_ms(Path(asked.model), asked.vllm == "on", asked.batches)}), flush=True

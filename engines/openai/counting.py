@@ -102,7 +102,7 @@ def count(pieces: Sequence[Piece], usage: Usage, tokens: Tokens | None) -> Count
         counts = [max(0, after - before) for before, after in pairwise(so_far)]
         doubtful = counts[0] > len(pieces[0].text.encode()) > 0
         return Counted("usage", counts, told - hidden, hidden, doubtful)
-    elif tokens is not None:
+    elif tokens is not None and (told is None or told - hidden != len(pieces)):
         # Each by itself: a chunk ends where a token does, and encoding all at once would merge some tokens.
         counted_by, counts = "tokenizer", [tokens(piece.text) for piece in pieces]
     if counts is not None:

@@ -310,8 +310,14 @@ def tokens_of(path: str | None) -> Tokens | None:
     except Exception as error:  # the library raises nothing narrower
         raise api.BadFile(f"cannot read the tokenizer {path}: {api.first_line(error)}") from None
 
-    def count(text: str) -> int:
+    def encoded(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    # Llama 2's puts a space before each text: a chunk that brings its own would have a token too many.
+    prepends = encoded(" a") > encoded("a")
+
+    def count(text: str) -> int:
+        return encoded(text[1:] if prepends and text[1:] and text[0] == " " else text)
 
     return count
 

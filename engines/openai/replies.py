@@ -166,9 +166,12 @@ def _read(found: Sequence[tuple[int, bytes]]) -> tuple[list[Piece], Usage, str, 
     was told: by [DONE], or by a usage in a chunk of its own, which comes last.
 
     A token without a text (half a character, a special token) is a chunk like any other, where the chunk
-    shows that there is one (_holds_token); the first chunk of a chat has a role, and shows none.
+    shows that there is one (_holds_token); the first chunk of a chat has a role, and shows none. The token
+    that ends a text comes with the finish reason, and is counted: where the usage is one more than the chunks
+    before, that is it, and its chunk is the last. Without it, TPOT would be of a gap too few.
     """
     pieces: list[Piece] = []
+    stop: Piece | None = None
     usage, reason, done, so_far = Usage(), "", False, None
     for number, (index, data) in enumerate(found):
         if data.strip() in (b"", DONE):
@@ -194,7 +197,12 @@ def _read(found: Sequence[tuple[int, bytes]]) -> tuple[list[Piece], Usage, str, 
             # Behind the end, some servers send the usage with a choice in which there is nothing.
             if _holds_token(choice, piece, so_far) and not (told and _is_empty(piece)):
                 pieces.append(piece)
+            elif ended == "stop" and piece.ids is None and piece.logprobs is None:
+                stop = piece
             so_far = so_far if completed is None else completed
+    streamed = 0 if usage.made is None else usage.made - usage.reasoning - usage.rejected
+    if stop is not None and pieces and streamed == len(pieces) + 1:
+        pieces.append(stop)
     for piece, text in zip(pieces, lenient.whole_characters([each.text for each in pieces]), strict=True):
         piece.text = text
     return pieces, usage, reason, done

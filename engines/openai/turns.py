@@ -31,8 +31,9 @@ ROLE = b'"role"'  # as a key: within a text its quotation marks are escaped
 FEW = 0.05  # of the chunks of a reply, those that may hold two tokens where their number is not told
 # A server has not stopped where half of a long turn's steps come within this share of the time that it was
 # to stand still (or one less: of two such servers, each has just half). What it had begun, and what it
-# does in that time, is less, unless its step is a fifth of the other arm's.
-LONG_TURN, SOON = 12, 0.05
+# does in that time, is less, unless its step is a fifth of the other arm's. Of a short turn three
+# quarters must come so soon; it is asked where replies are too short for long ones.
+LONG_TURN, SHORT_TURN, SOON = 12, 4, 0.05
 
 
 class Steps:
@@ -164,13 +165,18 @@ class Turning:
     def ran_on(self) -> bool:
         """Whether it worked while it was stopped, as on another machine (`ssh -L`): when its turns begin,
         half of their steps are there at once."""
-        early = []
+        long, short = list[bool](), list[bool]()
         turns = pairwise((*self._begun[1:], (self._wanted, 0)))
         for parked_ns, ((first, begun_ns), (behind, _)) in zip(self._parked_ns, turns, strict=False):
+            steps = behind - first
             soon_ns = begun_ns + SOON * (begun_ns - parked_ns)
-            ends = (self._gave[each].end_ns for each in range(first, behind) if each in self._gave)
-            if behind - first >= LONG_TURN:
-                early.append(sum(end < soon_ns for end in ends) >= (behind - first) // 2 - 1)
+            ends = [self._gave[each].end_ns for each in range(first, behind) if each in self._gave]
+            soon = sum(end < soon_ns for end in ends)
+            if steps >= LONG_TURN:
+                long.append(soon >= steps // 2 - 1)
+            elif steps >= SHORT_TURN:
+                short.append(4 * soon >= 3 * steps)
+        early = long if len(long) > 1 else short
         return len(early) > 1 and 2 * sum(early) > len(early)
 
     def table(self) -> api.StepTable:

@@ -107,7 +107,9 @@ class OverlapModule:
                 return [Size("prefill", batch, batch * length, length)]
             case "verify", (batch, blocks):
                 rows = batch * self.config.gives
-                return [Size("decode", rows, rows, blocks * self.pages.block_size)]
+                # The rows of a request read its context once.
+                context = blocks * self.pages.block_size // self.config.gives
+                return [Size("decode", rows, rows, context)]
             case "mixed", (batch, reach, prompts, length, _):
                 prefill = Size("prefill", prompts, prompts * length, length)
                 decode = Size("decode", batch, batch, reach * self.pages.block_size)

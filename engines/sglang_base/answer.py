@@ -18,6 +18,7 @@ class Active(Taken):
     """A request that was taken in, with what SGLang is to answer, and what was said of that."""
 
     answer: Any = ()
+    stamped: int = 0  # of its tokens
     text: Text = field(init=False)
 
     def __post_init__(self) -> None:
@@ -28,7 +29,9 @@ class Active(Taken):
     ) -> list[api.Event]:
         """Events of one more message: its `ids` end with what is new, by the number of tokens in all."""
         new = ids[len(ids) - (total - self.count) :]
-        stamps = [perf_counter_ns()] * len(new) if len(new) == 1 else []
+        # When each of several came is not known, and what comes behind them has none either (api.Chunk).
+        stamps = [perf_counter_ns()] if len(new) == 1 and self.stamped == self.count else []
+        self.stamped += len(stamps)
         self.count = total
         self.text.add(new, tokenizer)
         text = self.text.say() if finished is None else self.text.end(finished.get("matched"))

@@ -384,7 +384,10 @@ class UnequalNodes(OfRun, frozen=True):
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
-        first, *others = run.manifest.nodes.items() or [("", run.manifest.machine)]
+        machines = dict(run.manifest.nodes)
+        if machines and not all(block.node for block in run.blocks):  # some were measured by its own machine
+            machines["the machine without a cluster"] = run.manifest.machine
+        first, *others = machines.items() or [("", run.manifest.machine)]
         for name, machine in others:
             if other := difference(msgspec.to_builtins(first[1]), msgspec.to_builtins(machine)):
                 yield cls(name, first[0], other)

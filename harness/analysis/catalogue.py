@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -109,15 +109,21 @@ def of_claim(variant: Variant, claim: ClaimResult, device: str, **more: object) 
     return msgspec.structs.replace(entry, verdict=_of_whom(variant, claim.finding or DESCRIPTIVE))
 
 
-def step_ms(metrics: Mapping[str, MetricRow]) -> float | None:
-    """How long a decode step of the before arm is."""
-    return next((metrics[name].before for name in STEPS if name in metrics), None)
+def step_ms(metrics: Mapping[str, MetricRow], side: str = "before") -> float | None:
+    """How long a decode step of that arm is."""
+    return next((metrics[name].of(side) for name in STEPS if name in metrics), None)
 
 
-def regime(comparison: Comparison) -> dict[str, float | None]:
-    """`step_ms` and `batch` of an entry."""
+def regime(comparison: Comparison, side: str = "before") -> dict[str, float | None]:
+    """`step_ms` and `batch` of an entry, as they are in that arm."""
     counted = comparison.mechanism.get("mean_batch")
-    batch = None if counted is None else counted.before
+    batch = None if counted is None else counted.of(side)
     if comparison.sliced is not None:
         batch = comparison.sliced.batch
-    return {"step_ms": step_ms(comparison.metrics), "batch": batch}
+    return {"step_ms": step_ms(comparison.metrics, side), "batch": batch}
+
+
+def regime_of_arm(comparisons: Sequence[Comparison], arm: int) -> dict[str, float | None]:
+    """The same of a run's arm by its place: of a claim's own before, which need not be the run's first arm,
+    that all others are compared with."""
+    return regime(comparisons[arm - 1], "after") if arm else regime(comparisons[0])

@@ -20,6 +20,7 @@ from overlap_bench.harness.analysis.warnings import Warning, ranked
 from overlap_bench.harness.metrics import attribution, definitions, ranks, slices
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.stats import paired
+from overlap_bench.harness.stats.nodes import of_nodes
 from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.tables import Block
 
@@ -70,6 +71,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     before: Settings
     after: Settings | None
     blocks: int = msgspec.field(name="trials")
+    unit: Literal["trial", "node"] = "trial"  # what intervals of `step_us` are over
     confidence: float
     measured_in: Literal["turns", "rounds"]
     why_rounds: str  # although there were turns, or may have been; "" else
@@ -103,7 +105,9 @@ def explain(folder: Path, sensitivity: Path | None = None) -> Explained:
     values = {
         name: [[arm[name] for arm in block] for block in means] for name in ("interval", *attribution.PARTS)
     }
-    step = {name: _part(each, values["interval"], alpha) for name, each in values.items()}
+    by_node = found.nodes is not None and found.nodes.unit == "node"
+    counted = of_each_node(values, blocks) if by_node else values
+    step = {name: _part(each, counted["interval"], alpha) for name, each in counted.items()}
     device = manifest.descriptions[design.arms[0].name].device["kind"]
     return Explained(
         schema_version=SCHEMA_VERSION,
@@ -114,6 +118,7 @@ def explain(folder: Path, sensitivity: Path | None = None) -> Explained:
         before=found.before,
         after=found.after,
         blocks=len(blocks),
+        unit="node" if by_node else "trial",
         confidence=1 - alpha,
         measured_in="rounds" if in_turns is None else "turns",
         why_rounds=why_rounds(design) if in_turns is None else "",
@@ -173,6 +178,18 @@ def of_rounds(design: Design, blocks: Sequence[Block], folder: Path) -> Means:
         for of in means
     ]
     return named, {arm.name: sum(map(len, boots)) for arm, boots in zip(design.arms, arms, strict=True)}
+
+
+def of_each_node(
+    values: Mapping[str, Sequence[Sequence[float]]], blocks: Sequence[Block]
+) -> dict[str, list[list[float]]]:
+    """One row a node in place of one a trial, the mean of its trials: what counts where nodes disagree."""
+    nodes = [block.node for block in blocks]
+    means = {
+        name: [of_nodes(list(arm), nodes, "difference") for arm in zip(*rows, strict=True)]
+        for name, rows in values.items()
+    }
+    return {name: [list(each) for each in zip(*arms, strict=True)] for name, arms in means.items()}
 
 
 def why_rounds(design: Design) -> str:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis.history import without_k
+from overlap_bench.harness.analysis.noise_floor import without_k
 from overlap_bench.harness.analysis.sensitivity import Phase, Sensitivity
 from overlap_bench.harness.metrics.definitions import phase_metric
 from overlap_bench.harness.metrics.steps import phase_times

@@ -184,7 +184,9 @@ def result_of(
     said = overall(judged)
     sure = bool(faults) or overall(believed or {}) == "fail"
     worst = [None if each.remark == OFFERED else each.worst for each in judged.values()]
-    failed_to = [each.fails_to for each in judged.values() if each.fails_to is not None]
+    failed_to = [
+        each.fails_to for each in judged.values() if each.fails_to is not None and each.remark != OFFERED
+    ]
     return GateResult(
         verdict="fail" if sure else "undecided" if apart or (doubts and said == "pass") else said,
         faults=faults,

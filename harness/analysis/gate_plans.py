@@ -9,6 +9,7 @@ import numpy as np
 
 from overlap_bench.harness.analysis.gate import MOST
 from overlap_bench.harness.analysis.result import Result
+from overlap_bench.harness.analysis.verdict_warnings import Contradicted, TurnsNotBelieved
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.design import ONE_SIDED
 from overlap_bench.harness.plan.request import Request
@@ -63,6 +64,8 @@ def of_equal_arms(
     blocks know their own SD badly, and a gate that cannot decide is worth less than one that takes longer.
     """
     comparison = found.comparisons[0]
+    if any(isinstance(each, Contradicted | TurnsNotBelieved) for each in comparison.warnings):
+        offered = (*offered, *definitions.OF_PAIRS)  # nor would a gate on turns, while that goes on
     measured = comparison.blocks + len(comparison.left_out)
     each = seconds / (measured + 1)  # the first boots, which are thrown away, are nearly a block
     named = [name for name in metrics or METRICS if name not in offered]

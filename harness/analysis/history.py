@@ -6,11 +6,9 @@ that of another night, which its times can't: the machine is another one, or in 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from math import log2
 
 import msgspec
 import numpy as np
@@ -64,18 +62,18 @@ def _setting(manifest: Manifest) -> str:
     """Gates of other settings have changes of their own; how many blocks there were is none of them, nor is
     which machine of the kind measured."""
     of = noise_floor.circumstances(manifest, 0)
-    kind, pace = (without_k(each or "") for each in (of.kind, of.options.pace))
-    options = msgspec.structs.replace(of.options, device=kind, pace=pace or None)
     arms = [(arm.toggles, arm.env) for arm in manifest.design.arms]
-    parts = (kind, of.engine, of.model, options, of.workload, of.method, arms)
+    parts: tuple[object, ...] = (of.kind, of.engine, of.model, of.options, of.workload, of.method, arms)
+    parts += tuple(filter(None, (of.goodput, _of_its_own(manifest, of.options))))  # few have them
     return blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=8).hexdigest()
 
 
-def without_k(pace: str) -> str:
-    """A pace, or the kind of a paced device, whose stretch is rounded to a power of two: each night measures
-    another k, by some percent, and k/2 and 2k are other settings."""
-    found = re.search(r"\*(\d+(?:\.\d+)?)$", pace)
-    return pace if found is None else f"{pace[: found.start()]}*2^{round(log2(float(found[1])))}"
+def _of_its_own(manifest: Manifest, before: api.EngineOptions) -> object:
+    """The after arm's engine, interpreter and options, where they are not those of before."""
+    first, last = manifest.design.arms[0], manifest.design.arms[-1]
+    after = noise_floor.without_k_of(last.options, manifest.descriptions[last.name].device["kind"])
+    own = (last.engine, last.python, after)
+    return None if own == (first.engine, first.python, before) else own
 
 
 def added(past: Sequence[Remembered], this: Remembered) -> list[Remembered]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
+from math import log2
 from pathlib import Path
 
 import msgspec
@@ -101,17 +102,37 @@ def circumstances(manifest: Manifest, blocks: int) -> Circumstances:
     device = manifest.descriptions[before.name].device
     return Circumstances(
         machine=manifest.measured_on,
-        device=device["name"],
-        kind=device["kind"],
+        device=without_k(device["name"]),
+        kind=without_k(device["kind"]),
         engine=before.engine,
         model=before.options.model,
-        options=msgspec.structs.replace(before.options, device=device["kind"]),  # not "auto"
+        options=without_k_of(before.options, device["kind"]),
         workload=design.workload,
         rounds=design.rounds,
         blocks=blocks,
         method="slices" if design.segments else "rounds",
         segments=design.segments,
         goodput=dict(design.goodput),
+    )
+
+
+def without_k(pace: str) -> str:
+    """A pace, or the kind of a paced device, whose stretch is rounded to a power of two: each run measures
+    another k, by some percent, and k/2 and 2k are other settings."""
+    found = re.search(r"\*(\d+(?:\.\d+)?)$", pace)
+    return pace if found is None else f"{pace[: found.start()]}*2^{round(log2(float(found[1])))}"
+
+
+def without_k_of(options: api.EngineOptions, kind: str) -> api.EngineOptions:
+    """An arm's options on that kind of device, which "auto" does not name, without what k was."""
+    pace = None if options.pace is None else without_k(options.pace)
+    return msgspec.structs.replace(options, device=without_k(kind), pace=pace)
+
+
+def _of_floor(of: Circumstances) -> Circumstances:
+    """A floor's circumstances; one of an earlier version has its k in them."""
+    return msgspec.structs.replace(
+        of, device=without_k(of.device), kind=without_k(of.kind), options=without_k_of(of.options, of.kind)
     )
 
 
@@ -187,10 +208,11 @@ def find(folder: Path, manifest: Manifest, blocks: int, alpha: float) -> Shown:
     named and left out: it must not cost a finished run its result."""
     wanted = circumstances(manifest, blocks)
     floors, remarks = read(folder)
+    known = [(_of_floor(floor.of), floor) for floor in floors]
     fitting = [
-        (_differences(floor.of, wanted), floor)
-        for floor in floors
-        if all(getattr(floor.of, name) == getattr(wanted, name) for name in NEEDED)
+        (_differences(of, wanted), floor)
+        for of, floor in known
+        if all(getattr(of, name) == getattr(wanted, name) for name in NEEDED)
     ]
     if not fitting or blocks < 2:
         return Shown({}, tuple(remarks))

@@ -59,7 +59,7 @@ def windows(requests: pd.DataFrame) -> dict[str, tuple[Times, Times]]:
         "submit_lag_ms": (stamps["scheduled"], np.maximum(stamps["scheduled"], stamps["sent"])),
         "queue_wait_ms": _happened(stamps["tokenized"], stamps["admitted"]),
         "ttft_ms": _happened(stamps["sent"], first_chunk),
-        "itl_token_ms": (
+        "itl_token_ms": _happened(
             np.concatenate(nothing + [each[:-1] for each in tokens]),
             np.concatenate(nothing + [each[1:] for each in tokens]),
         ),

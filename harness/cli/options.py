@@ -139,10 +139,10 @@ def _value(field: msgspec.structs.FieldInfo, value: Any) -> Any:
 # Options that mean nothing to some commands. What decides a comparison: a profile decides nothing.
 OF_A_VERDICT = (
     "blocks", "until_decided", "until_precision", "max_blocks", "max_minutes", "plant", "plant_at", "rounds",
-    "margin", "primary", "secondaries", "goodput",
+    "margin", "primary", "secondaries", "goodput", "segments",
 )  # fmt: skip
 # What means nothing to delays in one engine.
-OF_A_LINE = (*(each for each in OF_A_VERDICT if each != "blocks"), "before", "after", "segments")
+OF_A_LINE = (*(each for each in OF_A_VERDICT if each != "blocks"), "before", "after")
 # What needs a before and an after: a factorial's toggles say what differs, and its block count is fixed.
 OF_TWO_ARMS = (
     "variant", "before", "after", "until_decided", "until_precision", "max_blocks", "plant", "plant_at",
@@ -150,7 +150,7 @@ OF_TWO_ARMS = (
 )  # fmt: skip
 # What means nothing to a search among commits: its arms are refs, its metric is one, and it ends by itself.
 OF_A_PAIR = (
-    *(each for each in OF_A_VERDICT if each not in ("rounds", "margin", "goodput")),
+    *(each for each in OF_A_VERDICT if each not in ("rounds", "margin", "goodput", "segments")),
     "variant", "before", "after",
 )  # fmt: skip
 # What only a measurement needs: an evaluation asks tasks, and times nothing.

@@ -85,8 +85,9 @@ def words(done: subprocess.CompletedProcess[str]) -> str:
 def _as_variables(settings: Sequence[tuple[str, str]]) -> Mapping[str, str]:
     if not settings:
         return {}
-    found = {COUNT: str(len(settings))}
-    for number, (name, value) in enumerate(settings):
+    there = int(environment().get(COUNT, "0"))  # which stay: a container may say there that a folder is safe
+    found = {COUNT: str(there + len(settings))}
+    for number, (name, value) in enumerate(settings, there):
         found |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
     return found
 

@@ -379,6 +379,25 @@ def _check_keys(value: object, kind: msgspec.inspect.Type) -> None:
                 _check_keys(inner, inner_kind)
 
 
+def settled(experiment: Experiment) -> Experiment:
+    """The same with each pace as it is on this host now: by a k that is measured anew, --resume would go on
+    with another one. Raises BadSetting."""
+
+    def of(options: Values) -> Values:
+        pace = options.get("pace")
+        return {**options, "pace": api.settle(pace)} if isinstance(pace, str) and pace else options
+
+    def of_boots(boots: Boots) -> Boots:
+        arms = {
+            name: msgspec.structs.replace(arm, options=of(arm.options)) for name, arm in boots.arms.items()
+        }
+        scaled = msgspec.structs.replace(boots.emulated, options=of(boots.emulated.options))
+        return msgspec.structs.replace(boots, arms=arms, options=of(boots.options), emulated=scaled)
+
+    boots = {name: of_boots(each) for name, each in experiment.boots.items()}
+    return msgspec.structs.replace(experiment, boots=boots)
+
+
 def check(experiment: Experiment) -> None:
     """Raises BadSetting where a part names something that does not exist, on any kind of device. Reads no
     file that a workload names: `check_workloads` does."""

@@ -15,8 +15,8 @@ from overlap_bench.harness.report.tables import changed_settings, prediction_lin
 
 DEVICE = "device and more"  # what the device's line is called where it holds more
 STEP_NOTE = (
-    "Means over trials, from the device's end of a step to its end of the next; {of}. A host phase counts "
-    "only while the device stands still. Interval: {confidence}%, t over trials. "
+    "Means over {unit}s, from the device's end of a step to its end of the next; {of}. A host phase counts "
+    "only while the device stands still. Interval: {confidence}%, t over {unit}s. "
     "harness/metrics/attribution.py defines each line."
 )
 OF = {
@@ -97,7 +97,9 @@ def step_table(found: Explained) -> Table:
             "interval": lambda row: interval(row[1]),
         }
         numbers = ("before", "share", "after", "of it", "change")
-    note = STEP_NOTE.format(confidence=confidence(found.confidence), of=OF[found.measured_in])
+    note = STEP_NOTE.format(
+        confidence=confidence(found.confidence), of=OF[found.measured_in], unit=found.unit
+    )
     return tabulated("Where a decode step goes", rows, columns, note, numbers)
 
 

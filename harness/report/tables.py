@@ -88,7 +88,8 @@ def detectable(comparison: Comparison) -> str | None:
 
     from overlap_bench.harness.stats import planning
 
-    found = planning.smallest_detectable(row.sd, blocks, alpha=1 - comparison.confidence)
+    # Where nodes disagree, the SD is that of nodes, and counts so many.
+    found = planning.smallest_detectable(row.sd, row.counted or blocks, alpha=1 - comparison.confidence)
     smallest = paired.as_change(found, "ratio")
     if row.floor is None:
         said = f"A change of {name} by {smallest:.2%}"

@@ -70,7 +70,7 @@ def judge(folder: Path, manifest: Manifest, blocks: Sequence[Block], say: Say) -
     outputs = "1 output differs" if count == 1 else f"{count} outputs differ"
     say(f"{outputs}: asking the model of {before.name} how likely the differing tokens are")
     try:
-        _fill(manifest, waiting)
+        _fill(manifest, spec, waiting)
     except api.EngineError as error:
         say(f"the outputs that differ are not judged: {error}; --resume asks again")
         return [*blocks]
@@ -85,7 +85,7 @@ def judge(folder: Path, manifest: Manifest, blocks: Sequence[Block], say: Say) -
     ]
 
 
-def _fill(manifest: Manifest, waiting: Mapping[int, pd.DataFrame]) -> None:
+def _fill(manifest: Manifest, spec: api.EngineSpec, waiting: Mapping[int, pd.DataFrame]) -> None:
     """Put the gaps into the divergences of these blocks. The engine booted here, not the manifest, says
     where its files are: those of a git ref went with the worktree that they were in. Raises EngineError."""
     before = manifest.design.arms[0]
@@ -93,7 +93,7 @@ def _fill(manifest: Manifest, waiting: Mapping[int, pd.DataFrame]) -> None:
         checked_out(manifest.design, [before]) as trees,
         Session(trees.places, generator=False) as session,
     ):
-        booted = session.boot([to_judge(before)])[before.name]
+        booted = session.boot([to_judge(before, spec)])[before.name]
         partings = {block: _partings(manifest, block, table, booted) for block, table in waiting.items()}
         every = [parting for each in partings.values() for parting in each]
         model = booted.description.model
@@ -142,12 +142,27 @@ def _encoder(tokenizer: str) -> Callable[[str | list[int]], list[int]]:
     return encode
 
 
-def to_judge(arm: Arm) -> Arm:
+def to_judge(arm: Arm, spec: api.EngineSpec) -> Arm:
     """The arm as it is booted for this."""
     scoring = to_score(arm)
     size = min(BATCH, arm.options.max_batch_size)
-    return msgspec.structs.replace(
-        scoring, options=msgspec.structs.replace(scoring.options, max_batch_size=size)
+    options = msgspec.structs.replace(scoring.options, max_batch_size=size)
+    return msgspec.structs.replace(scoring, options=options, toggles=_one_token_a_step(arm.toggles, spec))
+
+
+def _one_token_a_step(toggles: Mapping[str, str], spec: api.EngineSpec) -> dict[str, str]:
+    """The toggles without what composes a step, as one that gives several tokens can't be told what to score,
+    and without what means something beside that alone. The model is the same."""
+    if not spec.composing:
+        return dict(toggles)
+    usual = spec.check({})
+    plain = {**toggles, **{name: usual[name] for name in spec.composing}}
+    return spec.check(
+        {
+            name: choice
+            for name, choice in plain.items()
+            if spec.setting(name) or spec.toggle(name).unmet(choice, plain) is None
+        }
     )
 
 

@@ -80,6 +80,8 @@ def measure(
     first, began = manifests[0], time.monotonic()
     arms = first.design.arms_with_plant(first.plant_ns)
     booted = session.boot([arms[each] for each in first.drawn[number]], observe)
+    for each in manifests:
+        described(each, booted)  # a card that is lost meanwhile leaves auto an emulated device, say
     measured = serve(session, manifests, number, booted, observe)
     write(measured)
     shut(session, booted, observe)
@@ -300,7 +302,7 @@ def serve(
         gpus = {arm.name: _gpu(booted[arm.name], stack) for arm in design.arms}
         # Parked arms hold the card too.
         own = {pid for each in booted.values() for pid in each.pids.values()} | {*session.pids.values()}
-        for index in rounds_of(design, block):
+        for index in rounds_of(designs, block):
             for number in workload_order(design.seed, block, index, len(designs)):
                 for position, arm in enumerate(arms_in_order(manifests[0], block)):
                     observe(RoundBegun(block, arm.name, index))
@@ -438,13 +440,14 @@ def arms_in_turns(manifest: Manifest, block: int, segment: int) -> list[Arm]:
     return [arms[number] for number in turn_order(lot, block, segment, len(arms))]
 
 
-def rounds_of(design: Design, block: int) -> Iterator[int]:
+def rounds_of(designs: Sequence[Design], block: int) -> Iterator[int]:
     """Indices of a boot's rounds: warm-ups below zero, then the measured ones. The discarded boot has one
     warm-up, since the first round after a boot pays for what the machine, not the engine, has forgotten; and,
     where a planted delay or a segment is sized by its steps, a whole round: a shorter one would have other
     batches."""
+    design = designs[0]
     if block == -1:
-        yield from (-1, 0) if design.plant is not None or needs_batch(design) else (-1,)
+        yield from (-1, 0) if design.plant is not None or any(map(needs_batch, designs)) else (-1,)
         return
     yield from range(-design.warmup_rounds, design.rounds)
 

@@ -53,7 +53,7 @@ PATIENCE = 10  # times as long as the first boots took: a commit that has not bo
 LEAST_PATIENCE_S = 60.0
 TRIES = 2  # of a trial, before its commit is skipped
 VALUELESS = 3  # trials of a commit without a value, before it is skipped
-IN_A_ROW = 3  # commits that fail one after the other: it is not theirs
+IN_A_ROW = 3  # commits that fail one after the other: it may not be theirs
 # Of a trial of good and bad, what one with a commit beside them takes, and that commit's first boot; until
 # they were seen.
 OF_THREE, OF_A_FIRST_BOOT = 1.5, 0.6
@@ -166,6 +166,8 @@ class _Search:
     warm_s: list[float] = field(default_factory=list)  # of commits' first boots
     warmed: set[int] = field(default_factory=set)
     failures: dict[int, int] = field(default_factory=dict)
+    doubtful: bool = False  # whether so many failed in a row that good and bad must be seen to run first
+    doubted: set[int] = field(default_factory=set)  # commits that failed while good and bad did run
     valueless: dict[int, int] = field(default_factory=dict)  # trials without a value, by commit
 
     def __post_init__(self) -> None:
@@ -212,16 +214,21 @@ class _Search:
 
     def _measure_all(self, session: Session, places: dict[str, Path], trees: ExitStack) -> int | None:
         """Trial after trial, to the end: None. Or up to a commit that failed: its place."""
-        while (place := self._following()) is not None:
+        while (place := 0 if self.doubtful else self._following()) is not None:
             try:
                 if place not in self.warmed and place:
                     self._warm_up(session, place, places, trees)
                 self._measure(session, place)
             except (api.EngineError, api.BadSetting) as error:
                 if not place or isinstance(error, WriteFailed | StoreError):
+                    self._take_back()
                     raise
                 self._failed(place, error)
                 return place
+            if self.doubtful:  # it is theirs, or was of a moment: each is tried once more
+                self._take_back()
+                self.doubted |= self.failures.keys()
+                self.doubtful = False
             self.failures.clear()
         return None
 
@@ -276,12 +283,22 @@ class _Search:
         if place in self.warmed and self.failures[place] < TRIES:
             self.say(f"a trial failed, and is tried again: {error}")
             return
-        if len(self.failures) == IN_A_ROW:  # --resume is to try them all again
+        in_a_row = len(self.failures) == IN_A_ROW
+        if in_a_row and self.failures.keys() & self.warmed:  # each boots alone, and not beside good and bad
+            self.doubtful = True
+            self._take_back()
+            raise error
+        self._skip(place, " ".join(str(error).split()))
+        if in_a_row and self.failures.keys() <= self.doubted:
+            self.failures.clear()
+        self.doubtful = in_a_row and bool(self.failures)
+
+    def _take_back(self) -> None:
+        """Skip none of those in doubt any more: they, and --resume, are to try them again."""
+        if self.doubtful:
             theirs = {self.stored.commits[each - 1].commit for each in self.failures}
             skipped = {name: why for name, why in self.stored.skipped.items() if name not in theirs}
             self._keep(skipped=skipped)
-            raise error
-        self._skip(place, " ".join(str(error).split()))
 
     def _skip(self, place: int, reason: str) -> None:
         commit = self.stored.commits[place - 1]

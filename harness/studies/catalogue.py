@@ -69,7 +69,7 @@ def _claimed(folder: Path, variants: Variants) -> Iterator[Entry]:
             if variant is None:
                 continue
             result = summary(run, Result) if (run / SUMMARY_FILE).exists() else stored.result(run, manifest)
-            regime = catalogue.regime(result.comparisons[0])
+            regime = catalogue.regime_of_arm(result.comparisons, [*arms].index(asked.before))
             entry = catalogue.of_claim(
                 variant,
                 claim,
@@ -104,4 +104,5 @@ def _page(folder: Path, path: Path) -> str:
 
 
 def _machine(manifest: Manifest) -> str:
-    return ", ".join(manifest.machine.gpus) or manifest.machine.cpu
+    machine = manifest.measured_on  # of a cluster a node, and not where the driver ran
+    return ", ".join(machine.gpus) or machine.cpu

@@ -76,6 +76,7 @@ def plan(name: str, adjusted: Adjusted, admit: Admit | None = None) -> Plan:
     except api.BadSetting as error:
         raise api.BadFile(f"{path}: {error}") from error
     kind = guess_device() if adjusted.device == "auto" else adjusted.device
+    experiment = experiment_file.settled(experiment)
     planned = Plan(experiment=experiment, kind=kind, adjusted=adjusted)
     designs = planned.every_design()
     made_here = True
@@ -168,9 +169,14 @@ def read(folder: Path) -> Kept:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether there is a result: as it was stored, or of blocks in each of its runs."""
+    """Whether there is a result: as it was stored, or of all trials of each of its runs."""
     runs = read(folder).runs(folder).values()
-    return (folder / files.SUMMARY_FILE).exists() or all(map(tables.finished_blocks, runs))
+    return (folder / files.SUMMARY_FILE).exists() or all(map(_is_whole, runs))
+
+
+def _is_whole(run: Path) -> bool:
+    kept = tables.finished_blocks(run)
+    return bool(kept) and len(kept) >= read_manifest(run).design.blocks
 
 
 def show(folder: Path) -> Outcome:

@@ -60,6 +60,8 @@ def measure(
         raise api.BadSetting(f"engine {spec.name} names no phases in which its steps can be delayed")
     for phase in [*wanted, *saves]:
         api.pick(phase, dict.fromkeys(spec.phases), f"phase of {spec.name}")
+    if wanted and (others := [each for each in saves if each not in wanted]):
+        raise api.BadSetting(f"--saves {others[0]} needs --phase {others[0]}, as other phases are asked for")
     if design.blocks < FEWEST_TRIALS:
         raise api.BadSetting(f"an interval needs at least {FEWEST_TRIALS} trials, not {design.blocks}")
     if not arm.options.recorder:
@@ -94,6 +96,8 @@ def parse_savings(texts: Sequence[str]) -> dict[str, float]:
         number = re.fullmatch(r"(\d+\.?\d*|\.\d+)(us|ms)", time)
         if not equals or number is None:
             raise api.BadSetting(f"--saves needs PHASE=TIME such as schedule=13us, not '{text}'")
+        if phase in found:
+            raise api.BadSetting(f"--saves names {phase} twice")
         found[phase] = float(number[1]) * (1e3 if number[2] == "ms" else 1)
     return found
 

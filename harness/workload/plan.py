@@ -248,20 +248,27 @@ def _choose(
     leads = _leads(workload, count, seed, tokenizer)
     chosen: list[tuple[Prompt, int]] = []
     skipped: Counter[str] = Counter()
+    in_vain: Counter[str] = Counter()  # since one was chosen: with a longer lead none may fit any more
     for looked, index in enumerate(cycle(order)):
-        if len(chosen) == count or (looked >= len(found) and not (workload.unique_prompts and chosen)):
+        more = workload.unique_prompts and chosen and in_vain.total() < len(found)
+        if len(chosen) == count or (looked >= len(found) and not more):
             break
         prompt, tokens = _as_it_is(workload, leads[len(chosen)], found[index].prompt, tokenizer)
         answer = len(tokenizer.encode(found[index].reply or "").ids)
         reason = prompt_files.why_skipped(tokens, answer, output, context)
         if reason is None:
             chosen.append((prompt, answer))
-        elif looked < len(found):
+            in_vain.clear()
+            continue
+        in_vain[reason] += 1
+        if looked < len(found):
             skipped[reason] += 1
-    if not chosen or (len(chosen) < count and workload.prompt_repeats is not None):
+    all_needed = workload.prompt_repeats is not None or workload.unique_prompts
+    if not chosen or (len(chosen) < count and all_needed):
+        why = in_vain if workload.unique_prompts else skipped
         raise BadSetting(
-            f"{workload.prompts} has {len(chosen)} of {count} conversations needed: {skipped['short']} are "
-            f"too short, {skipped['long']} too long for vLLM's limits or the context of {context} tokens"
+            f"{workload.prompts} has {len(chosen)} of {count} conversations needed: {why['short']} are "
+            f"too short, {why['long']} too long for vLLM's limits or the context of {context} tokens"
         )
     return chosen, skipped
 

@@ -16,11 +16,14 @@ from hypothesis import strategies as st
 
 import overlap_bench
 from overlap_bench.engines import api
+from overlap_bench.engines.overlap import SPEC
+from overlap_bench.engines.overlap.device_plan import configure
 from overlap_bench.harness.analysis import across_runs, experiment_result, frames
 from overlap_bench.harness.analysis.comparison import of_pair
 from overlap_bench.harness.analysis.result import Outputs
 from overlap_bench.harness.metrics import divergences
 from overlap_bench.harness.plan.design import of_one_model
+from overlap_bench.harness.plan.variants import load_variants
 from overlap_bench.harness.run import teacher_forcing
 from overlap_bench.harness.run.scoring import Answer, Client
 from overlap_bench.harness.store import tables
@@ -247,10 +250,23 @@ def test_answers_are_compared_behind_a_prompt_and_behind_decoded_tokens(lengths:
 def test_the_engine_that_judges_captures_few_programs() -> None:
     arm = DESIGN.arms[0]
     large = msgspec.structs.replace(arm.options, max_batch_size=1024, max_context=192)
-    options = teacher_forcing.to_judge(msgspec.structs.replace(arm, options=large)).options
+    options = teacher_forcing.to_judge(msgspec.structs.replace(arm, options=large), SPEC).options
     assert (options.scoring, options.max_batch_size) == (True, teacher_forcing.BATCH)
     alone = msgspec.structs.replace(arm.options, max_batch_size=1)
-    assert teacher_forcing.to_judge(msgspec.structs.replace(arm, options=alone)).options.max_batch_size == 1
+    alone = teacher_forcing.to_judge(msgspec.structs.replace(arm, options=alone), SPEC)
+    assert alone.options.max_batch_size == 1
+
+
+@pytest.mark.parametrize("variant", ["speculation", "overlap-speculation", "multi-step"])
+def test_the_engine_that_judges_gives_one_token_a_step_as_it_must_to_be_told_what_to_score(
+    variant: str,
+) -> None:
+    """Else it would not boot, and tokens that differ would be judged by nobody."""
+    toggles = load_variants()[variant].after
+    arm = msgspec.structs.replace(DESIGN.arms[0], engine="overlap", toggles=SPEC.check(toggles))
+    judging = teacher_forcing.to_judge(arm, SPEC)
+    assert configure(arm.options, arm.toggles).gives > 1
+    assert configure(judging.options, judging.toggles).gives == 1
 
 
 # -- real engines -------------------------------------------------------------------------------------------

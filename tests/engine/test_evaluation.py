@@ -31,6 +31,7 @@ from tests.support.bench_command import last_line
 from tests.support.clockwork import installed
 from tests.support.in_process import bench, done
 from tests.support.in_process_engine import reference_model, serve
+from tests.support.made_blocks import described
 
 # -- the engine as a model of lm-eval ---------------------------------------------------------------------
 
@@ -205,6 +206,20 @@ def test_items_of_a_group_are_pooled():
     found = evaluate.rows(["g"], side, side)
     assert [(row.task, row.items) for row in found] == [("g", 3), ("a", 2), ("b", 1)]
     assert found[0].before == pytest.approx(2 / 3)
+
+
+def test_what_lm_eval_logs_of_an_item_as_its_perplexity_is_called_what_it_is():
+    logged = {"filter": "none", "doc_id": 0, "metrics": ["perplexity", "acc"], "perplexity": -4.2, "acc": 1.0}
+    found = evaluate._values({"lambada": [logged]})
+    assert found == {("lambada", "loglikelihood"): {0: -4.2}, ("lambada", "acc"): {0: 1.0}}
+
+
+def test_prompts_that_the_after_arm_alone_cut_are_told():
+    def side(cut: int) -> evaluate.Asked:
+        return evaluate.Asked({}, {}, Answers([Likelihood(-1, True, 1)] * 200, [], cut), described())
+
+    warned = [str(each) for each in evaluate._warnings([side(0), side(150)])]
+    assert any("cut=150" in each and "context=99" in each for each in warned)
 
 
 # -- the task that ships ----------------------------------------------------------------------------------

@@ -181,8 +181,13 @@ def test_without_steps_there_is_no_size() -> None:
 
 
 def test_the_discarded_boot_runs_a_whole_round_to_size_by() -> None:
-    assert list(rounds_of(design(), -1)) == [-1, 0]
-    assert list(rounds_of(msgspec.structs.replace(design(), plant=None), -1)) == [-1]
+    plain = msgspec.structs.replace(design(), plant=None)
+    closed = msgspec.structs.replace(plain, segments=3, workload=Workload(arrival="closed", concurrency=4))
+    open_loop = msgspec.structs.replace(closed, workload=Workload(arrival="poisson", rate=4.0))
+    assert list(rounds_of([design()], -1)) == [-1, 0]
+    assert list(rounds_of([plain], -1)) == [-1]
+    assert list(rounds_of([closed], -1)) == [-1]
+    assert list(rounds_of([closed, open_loop], -1)) == [-1, 0]  # whichever workload comes first
 
 
 # -- whether it was seen ----------------------------------------------------------------------------------

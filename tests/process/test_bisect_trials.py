@@ -4,6 +4,7 @@ import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -192,9 +193,9 @@ def test_what_fails_in_good_or_bad_or_in_every_commit_ends_it(repository: Path, 
     with pytest.raises(api.EngineError, match="a request failed"):
         simulated.measure(folder, stored)
     assert not folder.exists()
-    simulated = Simulated(repository, tmp_path, stepping(16, 4), broken=range(1, 16))
+    simulated = Simulated(repository, tmp_path, stepping(16, 4), failing=range(1, 16))
     folder, stored = simulated.begin()
-    with pytest.raises(api.EngineError, match="no scheduler") as failed:
+    with pytest.raises(api.EngineError, match="a request failed") as failed:
         simulated.measure(folder, stored)
     assert failed.value.__notes__ == [f"4 trials are kept, go on with bench bisect --resume {folder}"]
 
@@ -308,13 +309,42 @@ def test_a_commit_whose_trials_have_no_value_is_skipped_after_three(repository: 
 
 def test_commits_that_failed_for_another_reason_are_tried_again(repository: Path, tmp_path: Path) -> None:
     """Three in a row: something else was wrong, such as memory that another process held."""
-    simulated = Simulated(repository, tmp_path, stepping(16, 4), broken=range(1, 16))
+    simulated = Simulated(repository, tmp_path, stepping(16, 4), failing=range(1, 16))
     folder, stored = simulated.begin()
-    with pytest.raises(api.EngineError, match="no scheduler"):
+    with pytest.raises(api.EngineError, match="a request failed"):
         simulated.measure(folder, stored)
     assert not store.read(folder).skipped
-    simulated.broken = ()
+    simulated.failing = ()
     assert resumed(simulated, folder).culprit == simulated.commits[3]
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_neighbours_that_can_not_boot_are_skipped_once_good_and_bad_were_seen_to(
+    repository: Path, tmp_path: Path, count: int
+) -> None:
+    """A stretch of broken commits is common; each is tried twice, with good and bad in between."""
+    broken = range(9, 9 + count)
+    simulated = Simulated(repository, tmp_path, stepping(20, 16), broken=broken)
+    found = simulated.measure(*simulated.begin())
+    assert found.culprit == simulated.commits[15]
+    told = {each.commit for each in found.commits if each.skipped}
+    assert {simulated.commits[place - 1] for place in broken[:3]} <= told
+
+
+def test_where_good_does_not_run_any_more_either_nothing_is_skipped(repository: Path, tmp_path: Path) -> None:
+    simulated = Simulated(repository, tmp_path, stepping(16, 4), broken=range(1, 16))
+    folder, stored = simulated.begin()
+    measure = simulated._one_block
+
+    def one_block(session: Any, manifests: Any, number: int, *more: Any) -> Any:
+        if sum("is skipped" in each for each in simulated.said) == 3:
+            raise api.EngineError("the disk is full")
+        return measure(session, manifests, number, *more)
+
+    simulated._one_block = one_block  # type: ignore[method-assign]
+    with pytest.raises(api.EngineError, match="the disk is full"):
+        simulated.measure(folder, stored)
+    assert not store.read(folder).skipped
 
 
 def test_the_load_that_is_offered_is_not_bisected(

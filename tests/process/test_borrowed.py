@@ -310,6 +310,12 @@ def test_settings_in_the_environment_hold(two: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "safe.directory")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "*")
     assert taken(two)["engine.py"] == (False, b"base\n")
+    (two / ".git" / "info" / "exclude").write_text("built.so\n")
+    built, source = Path("built.so"), Path("engine.py")
+    assert worktrees.ignored_of(two, [built, source]) == {built}  # by settings of its own beside those
+    monkeypatch.delenv("GIT_CONFIG_COUNT")
+    with pytest.raises(api.BadSetting, match=r"git can't say what it ignores in .*: detected dubious"):
+        worktrees.ignored_of(two, [built])
 
 
 def test_settings_that_are_included_by_a_relative_path_are_taken_as_they_are(two: Path) -> None:

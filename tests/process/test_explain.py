@@ -29,7 +29,7 @@ from tests.support.in_process import bench
 from tests.support.made_blocks import MS, blocks, manifest, warned
 from tests.support.made_runs import stored
 
-TOP = {"device_holds", "foretold",
+TOP = {"device_holds", "foretold", "unit",
     "schema_version", "run", "device", "variant", "headline", "before", "after", "trials", "confidence",
     "measured_in", "why_rounds", "intervals", "largest", "step_us", "ranks", "tail", "prediction", "warnings",
 }  # fmt: skip
@@ -118,6 +118,22 @@ def test_a_trial_that_the_result_leaves_out_is_not_explained(tmp_path: Path) -> 
     plan = read_manifest(run)
     nine = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, blocks=9))
     assert warned(so_far(run, nine).comparisons[0])[0].startswith("not finished: 7 of 9 trials are done; ")
+
+
+def test_where_nodes_disagree_a_part_counts_once_for_each_of_them(tmp_path: Path) -> None:
+    same = {name: 4 * share for name, share in SHARES.items()}
+    noises = [-0.80, -0.79, -0.81, -0.30, -0.31, -0.29]  # three trials of one node, three of another
+    for told in ("trial", "node"):
+        run = run_in_turns(tmp_path / told, same, noises)
+        for number in range(6 if told == "node" else 0):
+            rounds = tables.read_table(run, number, "rounds").assign(node=("one", "two")[number // 3])
+            tables.write_table(tables.table_path(run, number, "rounds"), rounds)
+        found = explain.explain(run)
+        device = found.step_us["device"]
+        assert (found.unit, found.largest) == (told, "device" if told == "trial" else None)
+        assert device.delta == pytest.approx(-550)
+        assert (device.ci_high < 0) is (told == "trial")
+        assert f"t over {told}s" in explain_tables.step_table(found).note
 
 
 def test_no_part_is_named_whose_change_holds_0(tmp_path: Path) -> None:

@@ -178,6 +178,10 @@ def test_sglang_without_a_stream_has_no_ttft(tmp_path: Path) -> None:
     _, result = bring(edited(tmp_path, SGLANG, **whole), to=tmp_path / "out")
     assert not any(name.startswith(("ttft", "tpot", "itl")) for name in values(result))
     assert result.comparisons[0].primary == "latency_ms_p50"
+    assert "failed_requests" not in values(result)
+    detailed = {**whole, "mean_ttft_ms": document(SGLANG_DETAILED)["mean_e2e_latency_ms"]}
+    found, _ = had(edited(tmp_path, SGLANG_DETAILED, **detailed), to=tmp_path / "out")
+    assert found["failed_requests"] == 2
 
 
 def test_guidellm_says_what_it_said(tmp_path: Path) -> None:

@@ -123,8 +123,9 @@ def test_a_parked_server_does_not_outlive_a_host_that_is_killed(session: Session
     wait_until_gone(server)
 
 
+@pytest.mark.parametrize(("tokens", "steps"), [(2 * TOKENS, 2 * SPEC.turn_steps), (32, SPEC.turn_steps)])
 def test_a_server_that_goes_on_elsewhere_while_it_is_stopped_is_told(
-    session: Session, tmp_path: Path
+    session: Session, tmp_path: Path, tokens: int, steps: int
 ) -> None:
     """Its steps would seem to take no time."""
     with serving(installed(tmp_path), tmp_path, "--ttft-ms", "1", "--itl-ms", "10") as there:
@@ -133,8 +134,8 @@ def test_a_server_that_goes_on_elsewhere_while_it_is_stopped_is_told(
         booted = list(session.boot(arms).values())
         for each in booted:
             session.begin(each)
-        long = [Planned(number, 0, "a", 2 * TOKENS, False) for number in range(REQUESTS)]
-        session.take_turns(booted, long, 2 * SPEC.turn_steps, lambda progress: None)
+        asked = [Planned(number, 0, "a", tokens, False) for number in range(REQUESTS)]
+        session.take_turns(booted, asked, steps, lambda progress: None)
         session.collect_turns(booted[0])
         with pytest.raises(RunFailed, match=r"after.*went on while it was stopped.*--interleaved-rounds 0"):
             session.collect_turns(booted[1])

@@ -135,6 +135,9 @@ def test_a_file_that_no_pace_could_be_read_from_is_refused_before_anything_is_me
         record_pace.main(["--out", "my-card"])
     assert ended.value.code == 2
     assert "--out my-card: a pace is read from a file NAME.toml" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        record_pace.main(["--out", "cards/mine.toml"])
+    assert "--out cards/mine.toml: there is no folder cards" in capsys.readouterr().err
 
 
 def test_k_is_that_of_the_interpreter_that_runs_the_engine(tmp_path: Path) -> None:

@@ -229,6 +229,9 @@ def test_a_run_is_not_resumed_with_another_engine_than_it_began_with(
     else:
         with pytest.raises(StoreError, match=f"another engine in before: {told}"):
             trial.described(plan, booted)
+        session: Any = SimpleNamespace(boot=lambda arms, observe: booted)  # nor does it go on with it
+        with pytest.raises(StoreError, match=f"another engine in before: {told}"):
+            trial.measure(session, [plan], 0, lambda event: None, lambda measured: None)
 
 
 def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str], tmp_path: Path) -> None:

@@ -35,6 +35,10 @@ def test_what_can_not_be_delayed_is_refused_before_anything_boots(tmp_path: Path
     for arguments, message in (
         ((*SMALL, "--phase", "shedule"), "did you mean schedule"),
         ((*SMALL, "--saves", "schedule=13"), "--saves needs PHASE=TIME"),
+        (
+            (*SMALL, "--phase", "append", "--saves", "schedule=13us"),
+            "--saves schedule needs --phase schedule",
+        ),
         ((*SMALL, "--trials", "1"), "at least 2 trials"),
         ((*SMALL, "--set", "recorder=off"), "recorder=off keeps none"),
         ((*SMALL, "--max-new-tokens", "8"), "--max-new-tokens of 16 or more"),

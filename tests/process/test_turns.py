@@ -92,6 +92,16 @@ def test_an_arm_that_keeps_its_turn_ends_the_run_by_name(session: Session) -> No
         take_turns(session, booted)
 
 
+def test_an_arm_waits_longer_where_more_others_have_their_turns(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    end = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    arms, longest_s = 32, 0.4
+    turns = Turns(api.BeginTurns(STEPS, 1, str(fifo), arms), end, [os.getpid()])
+    turns._longest_ns = round(longest_s * 1e9)
+    assert turns.patience_s > 1.5 * (arms - 1) * longest_s
+
+
 def test_an_arm_that_dies_in_its_turn_or_while_it_is_parked_is_named(session: Session) -> None:
     booted = list(session.boot([arm("before"), arm("after", "hangs")]).values())
     victim = booted[0].children[0].pid

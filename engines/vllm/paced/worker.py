@@ -122,12 +122,15 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
     def _scored(self, shaped: Any, ids: Any, seeds: Any, lengths: Any) -> Any:
         """Log probabilities in the shape that the sampler gave: of the token, then of others."""
         rows, columns = shaped.logprob_token_ids.shape
-        others = [draw(seeds, lengths + 1_000_003 * (1 + each), self._words, None) for each in range(columns)]
-        scores = -0.5 * (1 + torch.arange(columns, dtype=torch.float32))
+        # By NumPy, all at once: torch's operations would count as launches, and time is the host's.
+        places = lengths[:, None] + 1_000_003 * np.arange(2, columns + 1)
+        others = draw(seeds[:, None], places, self._words, None)
+        scores = np.tile(-0.5 * np.arange(1, columns + 1, dtype=np.float32), (rows, 1))
+        ranks = np.ones_like(shaped.selected_token_ranks.numpy())
         return shaped._replace(
-            logprob_token_ids=torch.from_numpy(np.stack([ids, *others[1:]], axis=1)),
-            logprobs=scores.expand(rows, columns).contiguous(),
-            selected_token_ranks=torch.ones(rows, dtype=shaped.selected_token_ranks.dtype),
+            logprob_token_ids=torch.from_numpy(np.concatenate([ids[:, None], others], axis=1)),
+            logprobs=torch.from_numpy(scores),
+            selected_token_ranks=torch.from_numpy(ranks),
         )
 
 

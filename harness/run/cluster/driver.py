@@ -23,7 +23,7 @@ import signal
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -63,17 +63,13 @@ Blocks = Generator[tuple[list[Manifest], list[Block]]]
 
 
 def on_this_node(asked: list[bytes], number: int, warm: frozenset[str]) -> Measured:
-    """The task."""
-    return node.measure(asked, number, name_here(), warm)
-
-
-def name_here() -> str:
-    """What Ray calls the node that this process, a worker, runs on."""
+    """The task. `warm`: nodes by Ray's ids, as a machine that went away and joins again is a new one under
+    its old name."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
     (name,) = (each["NodeName"] for each in ray.nodes() if each["NodeID"] == here)
-    return str(name)
+    return replace(node.measure(asked, number, str(name), here in warm), id=here)
 
 
 def measure(
@@ -150,7 +146,7 @@ class _Job:
     missing: list[int]  # not under way, the next one first
     values: list[dict[int, Values]]  # of each run, by block: of those measured now and not given yet
     under_way: set[int] = field(default_factory=set)
-    warm: set[str] = field(default_factory=set)  # nodes that have had its first boots
+    warm: set[str] = field(default_factory=set)  # by Ray's id, nodes that have had its first boots
     failed: dict[int, set[str]] = field(default_factory=dict)  # by block, in which ways
     error: BaseException | None = None  # that ends it
 
@@ -180,7 +176,7 @@ class _Job:
         if block == -1:
             found = [msgspec.json.decode(each, type=Manifest) for each in measured.manifests]
             self.manifests = [*map(sign_anew, self.manifests, found)]
-        self.warm.add(measured.node)
+        self.warm.add(measured.id)
         if measured.node not in (known := self.manifests[0].nodes):
             self._record(nodes={**known, measured.node: measured.machine})
         for line in measured.said:
@@ -204,7 +200,7 @@ class _Job:
         if isinstance(error, api.BadSetting) or not isinstance(error, api.EngineError):
             raise error
         ways = self.failed.setdefault(block, set())
-        way = re.sub(r"\d+", "", str(error))
+        way = re.sub(r"\d+", "", node.without_node(str(error)))
         if way in ways or len(ways) == MOST_WAYS or (block == -1 and not isinstance(error, Died)):
             raise error
         ways.add(way)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+ON_NODE = "on the node "
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What a node sends back. Of each run the block's parquet files, and the values that its metrics have in
     it: made here, since a driver that makes them for a hundred nodes is busy with that. None of the discarded
     block, -1, after which the `manifests` have what the engines said of themselves."""
 
-    node: str
+    node: str  # its name
     machine: Machine
     manifests: list[bytes]
     tables: list[dict[str, bytes]]
@@ -39,13 +42,13 @@ class Measured:
     seconds: float
     stolen: float
     said: list[str]
+    id: str = ""  # Ray's, of the node
 
 
-def measure(asked: Sequence[bytes], number: int, node: str, warm: Collection[str]) -> Measured:
+def measure(asked: Sequence[bytes], number: int, node: str, warm: bool) -> Measured:
     """Measure a block of the runs whose manifests are `asked`, on this machine, which is called `node`. Where
-    it is not one of the `warm`, its first boots are thrown away, as everywhere. Raises BadSetting where it
-    can't measure what the runs are made of, and as studies.measure.trials does; in each case no process is
-    left."""
+    it is not `warm`, its first boots are thrown away, as everywhere. Raises BadSetting where it can't measure
+    what the runs are made of, and as studies.measure.trials does; in each case no process is left."""
     began = time.monotonic()
     said: list[str] = []
 
@@ -59,12 +62,12 @@ def measure(asked: Sequence[bytes], number: int, node: str, warm: Collection[str
         for manifest in manifests:
             check(manifest, machine.code(), machine.versions())
         with checked_out(manifests[0].design) as trees, Session(trees.places) as session:
-            if number == -1 or node not in warm:
+            if number == -1 or not warm:
                 manifests = trial.first_boots(session, trees, manifests, 0, observe)
             if number >= 0:
                 tables = trial.measure(session, manifests, number, observe, lambda measured: None)
     except api.EngineError as error:
-        error.args = (f"on the node {node}: {error}",)
+        error.args = (f"{ON_NODE}{node}: {error}",)
         raise
     for each in tables:
         each["rounds"]["node"] = node
@@ -78,6 +81,11 @@ def measure(asked: Sequence[bytes], number: int, node: str, warm: Collection[str
         stolen=trial.stolen(tables) if tables else 0.0,
         said=said,
     )
+
+
+def without_node(said: str) -> str:
+    """What `measure` raised, without the name of the node that it ran on."""
+    return said.partition(": ")[2] if said.startswith(ON_NODE) else said
 
 
 def values_of(manifest: Manifest, block: Block) -> Values:

@@ -123,7 +123,8 @@ def evaluate(
         discard(folder)
         raise
     differ = result.answers.apart or result.answers.texts_differ
-    promised = all(each.description.deterministic for each in asked)
+    alike = len({(arm.options.model, arm.options.max_context) for arm in arms}) == 1
+    promised = alike and all(each.description.deterministic for each in asked)
     return Evaluated(result, bool(promised and differ), folder)
 
 
@@ -201,6 +202,8 @@ def _values(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[tuple[st
             for metric in sample["metrics"]:
                 value, kind = sample[metric], sample["filter"]
                 if isinstance(value, bool | int | float):
+                    # An item has no perplexity: under that name lm-eval logs what it takes the mean of.
+                    metric = "loglikelihood" if metric == "perplexity" else metric
                     name = metric if kind == "none" else f"{metric},{kind}"
                     values.setdefault((task, name), {})[int(sample["doc_id"])] = float(value)
     return values
@@ -225,7 +228,7 @@ def compared(
         confidence=1 - ALPHA,
         tasks=rows(tasks, before, after[0] if after else None),
         answers=agreement(before.answers, after[0].answers if after else None),
-        warnings=_warnings(arms, asked),
+        warnings=_warnings(asked),
     )
 
 
@@ -283,12 +286,13 @@ def _items(asked: Sequence[Asked]) -> pd.DataFrame:
     )
 
 
-def _warnings(arms: Sequence[Arm], asked: Sequence[Asked]) -> list[Warning]:
+def _warnings(asked: Sequence[Asked]) -> list[Warning]:
     found: list[Warning] = []
-    answers = asked[0].answers
+    most = max(asked, key=lambda each: each.answers.cut)  # the arms' contexts may differ
+    answers = most.answers
     if answers.cut:
         count = len(answers.likelihoods) + len(answers.texts)
-        found.append(Cut(answers.cut, count, arms[0].options.max_context))
+        found.append(Cut(answers.cut, count, int(most.description.model["context"])))
     if not all(each.description.deterministic for each in asked):
         found.append(AnswersMayDiffer())
     return found

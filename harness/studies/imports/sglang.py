@@ -85,6 +85,11 @@ def read(document: Document) -> ToolResult:
     if not said.mean_itl_ms and said.mean_ttft_ms == said.mean_e2e_latency_ms:
         lacks.append("a stream (--disable-stream): no TTFT, TPOT and ITL")
         told = {name: value for name, value in told.items() if not name.startswith(("ttft", "tpot", "itl"))}
+        if requests:
+            told["failed_requests"] = sum(each.error != "" for each in requests)
+        else:
+            told["failed_requests"] = math.nan
+            lacks.append("the requests one by one (--output-details): no failures")
         requests = []
     elif requests:
         lacks.append("when each request ended: latency_ms is the file's own aggregate, as far as it has one")

@@ -134,6 +134,29 @@ def test_a_floor_of_nearly_as_many_rounds_is_no_foreign_one(tmp_path: Path) -> N
     assert "noise floor" not in warnings(tmp_path, redesigned(later(), rounds=3))
 
 
+def test_a_floor_of_a_paced_device_is_found_though_each_run_measures_another_k(tmp_path: Path) -> None:
+    def paced(plan: Manifest, k: str) -> Manifest:
+        pace = f"llama3-8b-h100*{k}"
+        kind = f"paced: {pace}"
+        arms = tuple(
+            msgspec.structs.replace(arm, options=msgspec.structs.replace(arm.options, pace=pace))
+            for arm in plan.design.arms
+        )
+        described = {
+            name: msgspec.structs.replace(each, device={"kind": kind, "name": kind})
+            for name, each in plan.descriptions.items()
+        }
+        design = msgspec.structs.replace(plan.design, arms=arms)
+        return msgspec.structs.replace(plan, design=design, descriptions=described)
+
+    kept(tmp_path, paced(aa(), "2.13"))
+    for k, found in (("2.15", True), ("4.3", False)):
+        plan = paced(later(), k)
+        (only,) = with_floor(result(1.0, plan, noise=0.005), plan, tmp_path).comparisons
+        assert (only.metrics["tpot_ms_p50"].floor is not None) is found
+        assert not any("noise floor" in each.text for each in only.warnings)
+
+
 @pytest.mark.parametrize("created", ["yesterday", "2026-05-04T03:02:01"])
 def test_a_floor_that_does_not_say_when_it_was_measured_is_left_out(tmp_path: Path, created: str) -> None:
     kept(tmp_path, aa())

@@ -10,6 +10,8 @@ import pytest
 
 from overlap_bench.harness.analysis import comparison, gate_plans
 from overlap_bench.harness.analysis.gate_plans import GatePlans
+from overlap_bench.harness.analysis.verdict_warnings import Contradicted, TurnsNotBelieved
+from overlap_bench.harness.metrics.definitions import SLICED
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.report import formats, gate_plan_tables
 from overlap_bench.harness.stats import planning
@@ -68,6 +70,17 @@ def test_the_offered_load_is_never_recommended() -> None:
     both = ("throughput_tok_s", "tpot_ms_p50")
     offered = gate_plans.of_equal_arms(found, 70.0, None, both, None, offered=("throughput_tok_s",))
     assert set(offered.sd) == {"tpot_ms_p50"}
+
+
+def test_turns_that_are_not_believed_are_never_recommended() -> None:
+    """A gate on them would stay undecided for as long as what disturbs them goes on."""
+    found = comparison.result(manifest(), blocks(1.0, 6))
+    for told in (Contradicted("disturbed"), TurnsNotBelieved((SLICED,), "disturbed")):
+        equal = msgspec.structs.replace(found.comparisons[0], warnings=[told])
+        row = equal.metrics["tpot_ms_p50"]
+        equal = msgspec.structs.replace(equal, metrics={**equal.metrics, SLICED: row})
+        doubted = msgspec.structs.replace(found, comparisons=[equal])
+        assert SLICED not in gate_plans.of_equal_arms(doubted, 70.0, None, (), None).sd
 
 
 # -- a gate by a plan -------------------------------------------------------------------------------------

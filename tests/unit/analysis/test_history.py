@@ -195,6 +195,25 @@ def test_a_gate_is_remembered_by_its_commits_and_its_change() -> None:
     assert history.remembered(*gated(max_new_tokens=7)).setting != kept.setting
 
 
+def test_other_limits_or_another_after_arm_are_another_history() -> None:
+    plan = manifest()
+    before, after = plan.design.arms
+    smaller = msgspec.structs.replace(after, options=msgspec.structs.replace(after.options, max_batch_size=8))
+    elsewhere = msgspec.structs.replace(after, python="/other/python")
+    designs = [
+        msgspec.structs.replace(plan.design, **changed)
+        for changed in (
+            {},
+            {"goodput": {"ttft": 200.0}},
+            {"goodput": {"ttft": 100.0}},
+            {"arms": (before, smaller)},
+            {"arms": (before, elsewhere)},
+        )
+    ]
+    settings = [history._setting(msgspec.structs.replace(plan, design=each)) for each in designs]
+    assert len({*settings}) == len(designs)
+
+
 def test_a_gate_without_commits_has_no_place_in_a_history() -> None:
     with pytest.raises(api.BadSetting, match="give --base-ref"):
         history.remembered(*gated(("b" * 40, None)))

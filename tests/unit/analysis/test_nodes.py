@@ -117,6 +117,15 @@ def test_unequal_machines_and_blocks_measured_once_more_are_told() -> None:
     assert "failed and repeated: trial 3 (its node died); " in said
 
 
+def test_the_machine_that_went_on_without_a_cluster_may_be_unlike_its_nodes_too() -> None:
+    plan, blocks = measured(AGREE)
+    head = msgspec.structs.replace(plan, machine=msgspec.structs.replace(plan.machine, cores=4))
+    assert not any("unequal nodes" in each for each in warned_of(head, blocks))  # it measured nothing
+    del blocks[-1].tables["rounds"]["node"]
+    said = "\n".join(warned_of(head, blocks))
+    assert "unequal nodes: the machine without a cluster is not like a: cores was 2, is 4" in said
+
+
 def warned_of(plan: Manifest, blocks: list[Block]) -> list[str]:
     return warned(comparison.result(plan, blocks).comparisons[0])
 

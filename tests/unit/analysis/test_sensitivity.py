@@ -159,3 +159,5 @@ def test_savings_are_times_of_phases() -> None:
     for wrong in ("schedule", "schedule=13", "schedule=us", "schedule=1.2.3us", "schedule=.us"):
         with pytest.raises(api.BadSetting, match="--saves needs PHASE=TIME"):
             parse_savings([wrong])
+    with pytest.raises(api.BadSetting, match="--saves names schedule twice"):
+        parse_savings(["schedule=13us", "schedule=20us"])

@@ -120,6 +120,8 @@ def growing(tokens: int, reason: str | None = None, **choice: Any) -> bytes:
         # Half a character, and what completes it: a step each, and so for vLLM's and SGLang's clients.
         ((text(""), text("é"), text(" a", "length"), usage(3)), [100, 200, 300], [1, 1, 1]),
         ((text("a"), text("", "stop"), usage(1)), [100], [1]),  # llama.cpp's end
+        ((text("a"), text("b"), text("", "stop"), usage(3)), [100, 200, 300], [1, 1, 1]),  # vLLM's, of an EOS
+        ((text("a"), text("b"), text("", "length"), usage(3)), [100, 200], [-1, -1]),
         (
             (growing(1, text=""), growing(2, text="é"), growing(2, "stop", text=""), usage(2)),
             [100, 200],
@@ -189,6 +191,12 @@ def test_tokens_are_counted_by_the_best_that_every_chunk_has(
     chunks, finish, way = served(*pieces, DONE)
     found = [len(chunk.token_ids) if chunk.tokens is None else chunk.tokens for chunk in chunks]
     assert (way, found, finish.completion_tokens) == (counted_by, counts, total)
+
+
+def test_where_the_server_counts_as_many_tokens_as_chunks_no_tokenizer_knows_better() -> None:
+    """Llama 2's gives a text one more token for the space that it begins with."""
+    chunks, finish, way = served(text(" a"), text(" b", "stop"), usage(2), DONE, tokens=lambda text: 2)
+    assert (way, [chunk.tokens for chunk in chunks], finish.completion_tokens) == ("usage", [1, 1], 2)
 
 
 def test_a_tokenizer_counts_where_the_server_gives_only_the_sum() -> None:

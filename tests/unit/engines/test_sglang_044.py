@@ -164,6 +164,19 @@ def texts(events: list[Any]) -> str:
     return "".join(each.text for each in events if isinstance(each, api.Chunk))
 
 
+@pytest.mark.parametrize("sizes", [[1, 2, 2, 1], [2, 1], [1, 1, 3, 1], [8, 8, 1], [1, 1, 1]])
+def test_behind_a_message_of_several_tokens_none_has_a_stamp(sizes: list[int], tmp_path: Path) -> None:
+    """Else the load generator takes the request for failed: no stamp says which token it is of."""
+    active, tokenizer = make_active([], tmp_path)
+    count, stamped = 0, True
+    for size in sizes:
+        count += size
+        stamped = stamped and size == 1
+        (chunk,) = active.events([9] * count, count, None, tokenizer)
+        assert len(chunk.token_ids) == size
+        assert len(chunk.token_ns) == (size if stamped else 0)
+
+
 def test_messages_of_any_number_of_tokens_become_chunks_that_hold_each_once(tmp_path: Path) -> None:
     active, tokenizer = make_active([], tmp_path)
     ids = tokenizer.encode("Some words that go on, one by one, to an end").ids

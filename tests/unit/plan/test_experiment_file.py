@@ -39,6 +39,25 @@ def test_a_committed_experiment_names_only_what_there_is(name: str) -> None:
     assert all(boots.blocks >= 4 for boots in found.boots.values())
 
 
+def test_a_pace_by_k_is_settled_once_so_that_resume_goes_on_with_it() -> None:
+    found = experiment_file.read(GIL)
+    boots = {
+        name: msgspec.structs.replace(
+            each,
+            options={**each.options, "pace": "10ms*k"},
+            arms={
+                arm: msgspec.structs.replace(its, options={"pace": "2ms*k/2"})
+                for arm, its in each.arms.items()
+            },
+        )
+        for name, each in found.boots.items()
+    }
+    found = experiment_file.settled(msgspec.structs.replace(found, boots=boots))
+    for each in found.boots.values():
+        for options in (each.options, *(arm.options for arm in each.arms.values())):
+            assert re.fullmatch(r"(10|2)ms\*[\d.]+", options["pace"])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_reported_number_is_quoted_from_its_source(name: str) -> None:
     for claim in experiment_file.read(experiment_file.find(name)).claims:

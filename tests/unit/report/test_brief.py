@@ -8,7 +8,7 @@ import overlap_bench
 from overlap_bench.harness.analysis.plain import from_plain, to_plain
 from overlap_bench.harness.analysis.result import Comparison, Counter, MetricRow, Result
 from overlap_bench.harness.analysis.warnings import Severity, Told
-from overlap_bench.harness.report import sections
+from overlap_bench.harness.report import sections, tables
 from overlap_bench.harness.report.page import Page
 from tests.support import made_blocks
 from tests.support.made_runs import factorial_found
@@ -120,6 +120,10 @@ def test_an_arm_against_itself_says_what_it_could_detect_and_a_run_that_ended_ea
     equal = replace(found, comparisons=[replace(comparison, after=comparison.before)])
     assert "would be detected in 4 of 5 such runs" in "\n".join(screen(equal))
     assert "Stopped" not in "\n".join(screen(found))
+    own = replace(comparison, after=comparison.before)
+    two_nodes = replace(own.metrics[own.primary], counted=2)  # of six trials, where nodes disagree
+    of_nodes = replace(own, metrics={**own.metrics, own.primary: two_nodes})
+    assert tables.detectable(of_nodes) != tables.detectable(own)
     early = replace(found, stopped_because="decided at 6 of at most 20 trials")
     assert "Stopped: decided at 6" in "\n".join(screen(early))
 

@@ -147,6 +147,7 @@ def test_a_block_that_fails_is_measured_once_more_and_counted(
     "failures",
     [
         ["the engine (pid 12) died", "the engine (pid 13) died"],  # the same twice, but for its number
+        ["on the node one: the engine (pid 12) died", "on the node two: the engine (pid 13) died"],
         ["fault a", "fault b", "fault c", "fault d", "fault e"],
     ],
 )

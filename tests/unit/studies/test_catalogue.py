@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from overlap_bench.engines import api
+from overlap_bench.harness.analysis import catalogue
 from overlap_bench.harness.analysis.catalogue import NOT_MEASURED, Entry
 from overlap_bench.harness.analysis.plain import to_stored
 from overlap_bench.harness.plan.variants import load_unmeasured, load_variants, measured_by
@@ -129,10 +130,26 @@ def test_an_experiment_of_ones_own_is_read_from_its_runs_and_one_that_is_not_fin
     plan = planned("pinned-h2d")
     write_manifest(run, plan)
     for each in blocks(0.9):
+        assert measured(tmp_path) == []  # interrupted after some trials: no result, and no fault
         write_block(run, each.number, dict(each.tables))
     (entry,) = measured(tmp_path)
     assert (entry.claim, entry.found_in) == ("pinned-h2d", "mine")
     assert entry.change == pytest.approx(-0.1, abs=0.01)
+
+
+def test_a_step_is_that_of_the_arm_that_a_claim_starts_from() -> None:
+    (found,) = result(0.5, planned("pinned-h2d")).comparisons
+    first, second = (catalogue.regime_of_arm([found], arm)["step_ms"] for arm in (0, 1))
+    assert first is not None
+    assert second == pytest.approx(first / 2, rel=0.01)
+
+
+def test_the_machine_is_the_one_that_measured(tmp_path: Path) -> None:
+    plan = planned("pinned-h2d")
+    node = msgspec.structs.replace(plan.machine, cpu="the node's cpu")
+    finished(tmp_path / "run", msgspec.structs.replace(plan, nodes={"a": node}))
+    (entry,) = measured(tmp_path)
+    assert entry.machine == "the node's cpu"
 
 
 def test_variants_that_differ_by_an_option_are_recognised() -> None:
