@@ -138,9 +138,12 @@ def check_comparable(left: Side, right: Side) -> None:
     """Raises BadSetting, naming the first difference that makes a comparison of two runs meaningless. What an
     imported run did not record counts as equal to anything."""
     same_words = left.tool == right.tool
+    # A server's device is called by the command or the address: no name of a card that would be another.
+    served = all(side.arm.is_remote or "cmd" in side.arm.toggles for side in (left, right))
+    names = [NOT_RECORDED if served else side.description.device["name"] for side in (left, right)]
     for what, old, new in (
         ("device", left.description.device["kind"], right.description.device["kind"]),
-        ("device", left.description.device["name"], right.description.device["name"]),
+        ("device", *names),
         ("model", left.description.model["name"], right.description.model["name"]),
         ("workload", _asked(left), _asked(right) if same_words else _asked(left)),
         ("workload's data", _data(left, right), _data(right, left)),

@@ -171,8 +171,9 @@ class NotBuilt(OfRun, frozen=True):
     files: str
     usual = Severity.QUALIFIES
     says = (
-        "patch={patch} of {arm} also changes compiled code: {files}; that was not built, so the numbers lack "
-        "it; build it into an environment of its own, and give that by python=PATH"
+        "patch={patch} of {arm} also changes compiled code or data: {files}; that was not built, or may not "
+        "be what was read, so the numbers lack it; build it into an environment of its own, and give that by "
+        "python=PATH"
     )
 
     @classmethod
@@ -203,8 +204,8 @@ class Paced(OfRun, frozen=True):
 
     def sentence(self) -> str:
         assumed = ", whose speed is assumed" if self.host_assumed else ""
-        slower = f"this host takes that many times as long as the GPU's host{assumed}"
-        by = f", multiplied by {self.k} ({slower})" if self.k else ""
+        slower = f"k, how many times as long this host takes as the GPU's host{assumed}"
+        by = f", multiplied by {self.k} ({slower}, and what --pace says besides)" if self.k else ""
         return (
             f"{self.device}: device times come from --pace{by}, host times from this machine; the change "
             "holds for this pair of device and host alone; try other paces (bench devices), or a GPU"

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import msgspec
 
-from overlap_bench.harness.analysis import comparison, outputs, tail, turns, words
+from overlap_bench.harness.analysis import comparison, nodes, outputs, tail, turns, words
 from overlap_bench.harness.analysis.arm_warnings import circumstances
 from overlap_bench.harness.analysis.mechanism import COUNTER
 from overlap_bench.harness.analysis.result import Comparison, Outputs
@@ -42,6 +42,7 @@ from overlap_bench.harness.plan.experiment_file import (
     unit_of,
 )
 from overlap_bench.harness.stats import paired, planning
+from overlap_bench.harness.stats.stopping import ALPHA
 from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.manifest import Manifest
 from overlap_bench.harness.store.tables import Block
@@ -206,8 +207,9 @@ class Finished:
         sides = self.sides(quantity)
         if sides is None:
             return None
-        first, second = sides.values()
-        return paired.effect(first, second, scale_of(quantity.change, first, second))
+        places = [block.node for block in self.trials(quantity)]
+        design = self.manifest.design
+        return nodes.effect(design, quantity.change, sides, places, ALPHA)
 
     def shares(self, quantity: Quantity) -> list[float] | None:
         """How much of one time another is, in each block."""

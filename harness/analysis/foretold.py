@@ -11,7 +11,7 @@ import numpy as np
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.noise_floor import without_k
-from overlap_bench.harness.analysis.sensitivity import Phase, Sensitivity
+from overlap_bench.harness.analysis.sensitivity import ABSENT, Phase, Sensitivity, what_counts
 from overlap_bench.harness.metrics.definitions import phase_metric
 from overlap_bench.harness.metrics.steps import phase_times
 from overlap_bench.harness.plan.design import Arm, Design
@@ -70,8 +70,14 @@ def foretell(
             f"{found.run} is not of the run's before arm: {', '.join(differ)} differ; measure it with the "
             "settings of that arm"
         )
-    there = {"model": found.model, "device": without_k(found.device)}
-    here = {"model": str(described.model["name"]), "device": without_k(described.device["kind"])}
+    there = {"model": found.model, "device": without_k(found.device), **found.options}
+    here = {
+        "model": str(described.model["name"]),
+        "device": without_k(described.device["kind"]),
+        **what_counts(before),
+    }
+    here = {name: here[name] for name in there if name in here}
+    there = {name: there[name] for name in here}
     if differ := [f"{name} {there[name]}, not {here[name]}" for name in there if there[name] != here[name]]:
         raise api.BadSetting(
             f"{found.run} is not of the run's before arm: it is of {' and '.join(differ)}; measure it with "
@@ -82,6 +88,10 @@ def foretell(
     if why_not:
         return Foretold(sensitivity=found.run, step_us=found.step_us, why_not=why_not)
     phases = [each for each in found.phases if each.phase in names]
+    known = {each.phase for each in phases} | {name for name, why in found.left_out.items() if why == ABSENT}
+    if lacking := [name for name in names if name not in known]:
+        why_not = f"the sensitivity does not say what {' and '.join(lacking)} costs"
+        return Foretold(sensitivity=found.run, step_us=found.step_us, why_not=why_not)
     deltas = np.array([_deltas(block, design, found.batch, phases) for block in blocks])  # blocks x phases
     each = [
         PhaseChange(

@@ -98,10 +98,13 @@ COLUMNS: dict[str, dict[str, Column]] = {
             for phase in api.PHASES
         },
         "interval_us": Column(
-            "float64", "us", "device end to device end, where a decode step follows a decode step; else NaN"
+            "float64",
+            "us",
+            "device end to device end, for one token of each request, where a decode step "
+            "follows a decode step; else NaN",
         ),
         "exposed_host_us": Column(
-            "float64", "us", "interval - device: host work that overlap did not hide; else NaN"
+            "float64", "us", "interval - device, for one token: host work that overlap did not hide; or NaN"
         ),
     },
     "rounds": {

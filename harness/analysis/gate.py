@@ -11,6 +11,7 @@ the run may stop early, the bounds have the levels of its looks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import comb
 
 import msgspec
 import numpy as np
@@ -54,9 +55,9 @@ def judge(
 
 
 def is_gone(name: str, before: Sequence[float], after: Sequence[float]) -> bool:
-    """Whether a metric that should be high, such as goodput, fell to 0 in every block: that has no ratio."""
+    """Whether a metric that should be high, such as goodput, fell to 0 in some block: that has no ratio."""
     higher = definitions.METRICS[name].better == "higher"
-    return higher and min(before) > 0 == max(after)
+    return higher and min(before) > 0 == min(after)
 
 
 def overall(judged: Mapping[str, Judged]) -> GateVerdict:
@@ -77,10 +78,16 @@ def _judge(
 ) -> Judged:
     """One of so many `metrics`, the first of which fails at the level that Holm leaves for each of them."""
     if is_gone(name, before, after):
-        base = float(np.exp(np.log(before).mean()))
+        base, left = float(np.exp(np.log(before).mean())), float(np.mean(after))
         lost: GateVerdict = "fail" if p < one_sided else "undecided"
+        where = "some trials" if left else "every trial"
         return Judged(
-            before=base, after=0.0, change=-1.0, p=p, verdict=lost, remark="0 in every trial of after"
+            before=base,
+            after=left,
+            change=left / base - 1,
+            p=p,
+            verdict=lost,
+            remark=f"0 in {where} of after",
         )
     effect = paired.effect(before, after, "ratio", 2 * one_sided)
     assert effect.change is not None
@@ -127,9 +134,10 @@ def _beyond(name: str, before: Sequence[float], after: Sequence[float], limit: f
 
 def _p_beyond(name: str, before: Sequence[float], after: Sequence[float], limit: float) -> float:
     """One-sided p of "the regression is within the limit"; 1 with a single block. Where nothing is left
-    there is no mean to test, so it is a sign test: all blocks are beyond the limit, where half would be."""
+    there is no mean of ratios to test, so it is a sign test: half of the blocks may be beyond the limit."""
     if is_gone(name, before, after):
-        return float(0.5 ** len(before))
+        n, lost = len(before), sum(new < (1 - limit) * old for old, new in zip(before, after, strict=True))
+        return float(sum(comb(n, k) for k in range(lost, n + 1)) / 2**n)
     beyond = _beyond(name, before, after, limit)
     n, mean = len(beyond), float(beyond.mean())
     if n < 2:

@@ -78,10 +78,14 @@ def _of_its_own(manifest: Manifest, before: api.EngineOptions) -> object:
 
 def added(past: Sequence[Remembered], this: Remembered) -> list[Remembered]:
     """The history with this gate: as its last or, where it is judged again, in its old place, for changes are
-    found in the order of the nights."""
+    found in the order of the nights, and with what it was judged by before."""
     if any(each.run == this.run for each in past):
-        return [this if each.run == this.run else each for each in past]
+        return [_again(each, this) if each.run == this.run else each for each in past]
     return [*past, this]
+
+
+def _again(before: Remembered, this: Remembered) -> Remembered:
+    return msgspec.structs.replace(this, changes={**before.changes, **this.changes})
 
 
 def history_of(gates: Sequence[Remembered], this: Remembered) -> History:
@@ -102,12 +106,13 @@ def found_now(gates: Sequence[Remembered], this: Remembered) -> list[Moved]:
     return [each for name, each in last.items() if counted[name] > known[name]]
 
 
-def span(gates: Sequence[Remembered]) -> tuple[str, str, str] | None:
-    """The latest change for the worse that they show: its metric, and the heads between which it lies, with
-    NEAR gates more on either side. None where they show none."""
+def span(gates: Sequence[Remembered], metric: str | None = None) -> tuple[str, str, str] | None:
+    """The latest change for the worse that they show, of that metric or any: its metric, and the heads
+    between which it lies, with NEAR gates more on either side. None where they show none."""
     alike = _alike(gates, gates[-1]) if gates else []
     found = []
-    for each in _worse(alike, dict.fromkeys(name for gate in alike for name in gate.changes)):
+    names = dict.fromkeys(name for gate in alike for name in gate.changes if metric in (None, name))
+    for each in _worse(alike, names):
         having = [gate for gate in alike if each.metric in gate.changes]
         at = [(gate.head, gate.created) for gate in having].index((each.first, each.when))
         last, first = max(0, at - 1 - NEAR), min(len(having) - 1, at + NEAR)
@@ -127,15 +132,18 @@ def _history(alike: Sequence[Remembered], names: Iterable[str]) -> History:
     """What they say of these metrics; a gate may be of others, as where each metric has its own."""
     spread: dict[str, float | None] = {}
     moved: list[Moved] = []
+    counts: list[int] = []
     for name in names:
         having = [each for each in alike if name in each.changes]
+        counts.append(len(having))
         values = [float(np.log1p(each.changes[name])) for each in having]
         points = change_points(values)
         spread[name] = scatter(values, points)
         starts = [0, *(each.index for each in points), len(having)]
         for point, before, after in zip(points, starts, starts[2:], strict=False):
             moved.append(_moved(name, point, having[before : point.index], having[point.index : after]))
-    return History(base=alike[-1].base, gates=len(alike), scatter=spread, moved=moved)
+    gates = min(counts, default=len(alike))
+    return History(base=alike[-1].base, gates=gates, scatter=spread, moved=moved)
 
 
 def _moved(name: str, point: ChangePoint, old: Sequence[Remembered], new: Sequence[Remembered]) -> Moved:

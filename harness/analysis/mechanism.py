@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis.result import Comparison, Counter, Sides
+from overlap_bench.harness.analysis.result import Comparison, Counter, Settings, Sides
 from overlap_bench.harness.common import names
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.steps import decode_intervals, matched_share
@@ -148,6 +149,17 @@ def planted_share(comparison: Comparison) -> float | None:
 def expected_change(share: float, better: str) -> float:
     """The change in a time, or in a rate, from a step longer by `share`, where nothing absorbs it."""
     return share if better == "lower" else 1 / (1 + share) - 1
+
+
+def differ_by_plant_alone(comparison: Comparison) -> bool:
+    """Whether the arms differ in nothing but the injected delay, so that their change is its."""
+
+    def without(side: Settings) -> Settings:
+        options = {name: each for name, each in side.options.items() if name not in ("plant_at", "plant_ns")}
+        return msgspec.structs.replace(side, options=options)
+
+    before, after = comparison.before, comparison.after
+    return after is not None and without(before) == without(after)
 
 
 def plant_seen(comparison: Comparison) -> bool:

@@ -31,7 +31,10 @@ def same(manifest: Manifest, blocks: Sequence[Block]) -> Outputs:
     import pandas as pd
 
     design = manifest.design
-    if len(design.arms) < 2 or len({arm.options.model for arm in design.arms}) > 1:
+    # A server is asked for no model in particular: which it has, it says itself.
+    described = (manifest.descriptions.get(arm.name) for arm in design.arms)
+    models = {each.model.get("name") for each in described if each is not None}
+    if len(design.arms) < 2 or len(models) > 1 or len({arm.options.model for arm in design.arms}) > 1:
         return NONE_COMPARED
     compared = identical = 0
     distinct: set[str] = set()

@@ -39,7 +39,7 @@ COUNTED = "counter.requests_counted_by_"
 AT_ONCE, BURSTS = "counter.replies_at_once", "counter.replies_in_bursts"
 GATHERED, BURST = 0.5, 4  # share of all replies; chunks at once, on average
 # Of the requests; each has its tokens besides, and all of those at once may be too much for the memory.
-OF_REQUESTS = ("arm", "request", "sent_ns", "tokenized_ns", "admitted_ns", "finished_ns", "error")
+OF_REQUESTS = ("arm", "request", "sent_ns", "tokenized_ns", "admitted_ns", "finished_ns", "reason", "error")
 FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
 MORE = "try fewer requests at once, or more cores"
 WIDER = "that widens the intervals"
@@ -345,6 +345,30 @@ class NotAllStreamed(OfRun, frozen=True):
     def found(cls, run: Measured) -> Iterator[Self]:
         if tokens := run.sum("counter.tokens_not_streamed"):
             yield cls(run.sum("counter.requests_not_all_streamed"), tokens)
+
+
+class EndedEarly(OfRun, frozen=True):
+    """Replies that ended by themselves, though all tokens were asked for: a server may not know how."""
+
+    arm: str
+    replies: int
+    all_replies: int
+    usual = Severity.QUALIFIES
+    says = (
+        "ended early: {replies} of {all_replies} replies of {arm} are shorter than asked; its server does "
+        "not know ignore_eos, so latency and throughput are of other lengths; give --stop-on-eos, and "
+        "compare TPOT"
+    )
+
+    @classmethod
+    def found(cls, run: Measured) -> Iterator[Self]:
+        workload = run.manifest.design.workload
+        if run.manifest.imported is not None or workload.stop_on_eos or workload.stop:
+            return
+        served = run.requests[run.requests["error"] == ""]
+        early = ~served["reason"].isin(("length", ""))
+        for arm, replies in served[early].groupby("arm"):
+            yield cls(str(arm), len(replies), int((served["arm"] == arm).sum()))
 
 
 class DoubtfulCount(OfRun, frozen=True):

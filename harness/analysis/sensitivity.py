@@ -13,6 +13,7 @@ from overlap_bench.engines import api
 from overlap_bench.harness.common.intervals import Floats
 from overlap_bench.harness.metrics import slices
 from overlap_bench.harness.metrics.slices import trimmed
+from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.stats.knee import Knee, over_trials, points
 from overlap_bench.harness.store.files import StoreError
 
@@ -65,9 +66,22 @@ class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     trials: int
     phases: list[Phase]
+    options: dict[str, str] = {}  # of the arm, as what_counts; of an earlier version none
     savings: list[Saving] = []
     left_out: dict[str, str] = {}
     notes: list[str] = []
+
+
+# Options that size an engine, and change no step of a batch that fits, and what is compared by itself.
+SIZES = (
+    "model", "device", "pace", "max_batch_size", "prefill_max_batch_size", "prefill_max_tokens",
+    "max_context", "num_blocks", "seed", "chaos", "plant_at", "plant_ns", "tokenize_workers", "recorder",
+)  # fmt: skip
+
+
+def what_counts(arm: Arm) -> dict[str, str]:
+    """Options of an arm that decide what a phase takes, in words."""
+    return {name: str(each) for name, each in msgspec.to_builtins(arm.options).items() if name not in SIZES}
 
 
 def read(folder: str | Path) -> Sensitivity:

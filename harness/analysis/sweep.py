@@ -16,6 +16,8 @@ from overlap_bench.harness.analysis.outputs import outputs_differ
 from overlap_bench.harness.analysis.result import Axis, MetricRow, PointResult, SweepResult
 from overlap_bench.harness.analysis.stored import result as result_of
 from overlap_bench.harness.analysis.stored import so_far
+from overlap_bench.harness.analysis.values import NoValue
+from overlap_bench.harness.plan.settings import spelled
 from overlap_bench.harness.store import sweep
 from overlap_bench.harness.store.files import SCHEMA_VERSION, StoreError
 
@@ -28,12 +30,17 @@ def result(folder: Path) -> tuple[SweepResult, bool]:
     points: list[PointResult] = []
     differ = False
     done = 0
+    left_out: list[str] = []
     for point in planned.points:
         found = sweep.run_of(point, stored)
         if found is None:
             continue
         finished = sweep.is_done(found[0])
-        summary = result_of(*found) if finished else so_far(*found)
+        try:
+            summary = result_of(*found) if finished else so_far(*found)
+        except NoValue as error:
+            left_out.append(f"{spelled(point.at)} is left out: {error}")
+            continue
         if summary is None:
             continue
         done += finished
@@ -49,14 +56,17 @@ def result(folder: Path) -> tuple[SweepResult, bool]:
             for each in summary.comparisons
         ]
     if not points:
-        raise StoreError(f"{folder} has no finished point; go on with bench sweep --resume {folder}")
+        why = "".join(f"{each}; " for each in left_out)
+        raise StoreError(f"{folder} has no finished point: {why}go on with bench sweep --resume {folder}")
     most, goes_on = len(planned.points), len({each.run for each in points}) - done
     also = f"; {goes_on} shown as far as measured, without a verdict" if goes_on else ""
     found_in = SweepResult(
         schema_version=SCHEMA_VERSION,
         run=planned.sweep,
         device=", ".join(sorted({each.device for each in points})),
-        stopped_because=f"all {most} points done" if done == most else f"{done} of {most} points done{also}",
+        stopped_because="; ".join(
+            [f"all {most} points done" if done == most else f"{done} of {most} points done{also}", *left_out]
+        ),
         axes=[Axis(name=axis.name, values=list(axis.values)) for axis in planned.axes],
         comparisons=points,
     )

@@ -31,16 +31,20 @@ FEWEST_CALM = 6  # trials whose turns were undisturbed, for the others to be lef
 Series = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block
 
 
+class NoValue(api.EngineError):
+    """A metric has nothing to compare in some trial."""
+
+
 def check_values(
     design: Design, per_block: Sequence[Values], names: Sequence[str], ratio: bool = False
 ) -> None:
-    """Raises EngineError where one of these metrics has nothing to compare in some block: no finite value,
+    """Raises NoValue where one of these metrics has nothing to compare in some block: no finite value,
     or, where its change has to be a `ratio`, none above zero. One arm alone is compared with nothing."""
     for name in names if len(design.arms) > 1 else ():
         if (where := lacking(design, per_block, name, ratio)) is not None:
             advice = TURNS if name in definitions.OF_PAIRS else ""
             advice = NOT_STREAMED if name.startswith(STREAMED) else advice
-            raise api.EngineError(f"{name} {where}, so it can't be compared{advice}")
+            raise NoValue(f"{name} {where}, so it can't be compared{advice}")
 
 
 def lacking(design: Design, per_block: Sequence[Values], name: str, ratio: bool = False) -> str | None:
@@ -157,9 +161,12 @@ def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
 
         said = gate.overall(judged(design, per_block, design.gated, design.gate.max_regression))
         enough, found = said != "undecided", f"the gate says {said}"
+        if said == "pass" and fails_more(design, per_block):  # whether by chance, more trials tell
+            enough, found = False, "the gate says pass, but more requests failed in after"
     else:
         enough, found = _enough_of_primary(design, until, per_block)
-    if enough and until.precision is None and (why := doubted(design, per_block)) is not None:
+    alpha = design.alpha(done) if design.gate is None else 2 * design.one_sided(done)
+    if enough and until.precision is None and (why := doubted(design, per_block, alpha)) is not None:
         enough, found = False, f"{found}, which other measurements contradict: {why.partition(';')[0]}"
     if enough:
         return f"decided at {done} of at most {design.blocks} trials: {found}"
@@ -184,7 +191,15 @@ def _enough_of_primary(design: Design, until: Until, per_block: Sequence[Values]
     return enough, f"half-width {half:.2%}, {'' if enough else 'not '}within {100 * until.precision:.3g}%"
 
 
-def doubted(design: Design, per_block: Sequence[Values]) -> str | None:
+def fails_more(design: Design, per_block: Sequence[Values]) -> bool:
+    """Whether more requests failed in the after arm than in the other."""
+    before, after = (
+        sum(values[arm.name].get("failed_requests", 0.0) for values in per_block) for arm in design.arms[:2]
+    )
+    return after > before
+
+
+def doubted(design: Design, per_block: Sequence[Values], alpha: float) -> str | None:
     """Why turns are not believed after these blocks, so that a run which may go on does; None where nothing
     speaks against them, or where they do not decide."""
     from overlap_bench.harness.analysis import turns
@@ -192,7 +207,7 @@ def doubted(design: Design, per_block: Sequence[Values]) -> str | None:
     if not any(definitions.METRICS[name].of_turns for name in design.gated):
         return None
     deciding = [per_block[place] for place in counted(design, per_block, design.gated)]
-    return turns.disagreement(design, deciding, design.alpha(len(per_block)))
+    return turns.disagreement(design, deciding, alpha)
 
 
 def so_far(design: Design, per_block: Sequence[Values]) -> str:

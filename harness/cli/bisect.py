@@ -76,8 +76,7 @@ def bisect(
             if history is not None:
                 if good is not None or bad is not None:
                     raise api.BadSetting("--history says what is good and bad: leave --good and --bad out")
-                named, good, bad = study.span_of(history)
-                metric = metric or named
+                metric, good, bad = study.span_of(history, metric and of_today(metric))
             if good is None or bad is None:
                 raise api.BadSetting("say between which commits: --good REF --bad REF, or --history FILE")
             request = msgspec.structs.replace(request, overlay=tuple(overlay or ()))

@@ -102,6 +102,10 @@ def sensitivity(
     from overlap_bench.harness.plan.variants import load_variants
     from overlap_bench.harness.studies import sensitivity as study
 
+    if (arrival := request.workload.get("arrival", "closed")) not in ("closed", "burst"):
+        raise api.BadSetting(
+            f"--arrival {arrival}: steps of one batch are measured; give --concurrency in place of it"
+        )
     design = make_design(request, api.find_engines(), load_variants(), guess_device)
     if len(design.arms) > 1:
         say(f"of {design.name}: its before arm")

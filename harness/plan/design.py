@@ -60,8 +60,10 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def not_built(self) -> list[str]:
-        """What it changes of code that a build compiles, which a copy of the package does not have."""
-        return [each for each in self.left_out if each.endswith(COMPILED)]
+        """What it changes of code that a build compiles, which a copy of the package does not have, and of
+        data, which a module that is not changed reads beside itself, where the package is installed."""
+        data = [each for each in self.files if not each.endswith(".py")]
+        return [*(each for each in self.left_out if each.endswith(COMPILED)), *data]
 
     @property
     def packages(self) -> list[str]:

@@ -18,7 +18,7 @@ from overlap_bench.engines import api
 from overlap_bench.harness.common.names import of_today
 from overlap_bench.harness.common.text_files import read_text
 from overlap_bench.harness.metrics import definitions
-from overlap_bench.harness.plan.design import MARGIN, Arm, Design
+from overlap_bench.harness.plan.design import MARGIN, Arm, Design, check_split
 from overlap_bench.harness.plan.settings import DEVICES, convert_workload, make_arm, turns_of, with_gaps
 from overlap_bench.harness.plan.variants import Variant, load_variants
 from overlap_bench.harness.workload.plan import check as check_workload
@@ -417,6 +417,12 @@ def check(experiment: Experiment) -> None:
         if claim.kinds not in (["change"], ["share"]):
             raise api.BadSetting(f"a claim has a change or a share: {claim.says}")
         _check_metrics(claim, known)
+        if claim.change == "goodput_req_s":
+            raise api.BadSetting(f"{claim.change} needs limits, and a file gives none: put another metric")
+        for kind in DEVICE_KINDS:
+            check_split(
+                Plan(experiment=experiment, kind=kind).designs()[claim.boots][claim.workload], [claim.change]
+            )
         if claim.change in OF_TURNS and not boots.segments:
             raise api.BadSetting(
                 f"{claim.change} is measured in turns: give {claim.boots} interleaved_rounds"
@@ -458,7 +464,8 @@ def _check_metrics(quantity: Quantity, known: Mapping[str, str]) -> None:
 def _check_first(claim: Claim, experiment: Experiment) -> None:
     """Raises BadSetting unless a verdict on it could confirm what the source says."""
     metric = claim.change
-    if metric and (metric not in definitions.METRICS or definitions.METRICS[metric].can_be_zero):
+    known = definitions.METRICS.get(metric)
+    if metric and (known is None or known.can_be_zero or not known.better):
         raise api.BadSetting(
             f"{metric} can't carry a verdict, and the first claim gets one: put another first"
         )

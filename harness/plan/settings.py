@@ -149,7 +149,8 @@ def make_arm(
         python=changes.get("python"),
         env=env,
         patch=patch,
-        device_holds="" if made.pace else spec.device_holds,  # a pace is the device's own time
+        # A pace is the device's own time, where an engine records one.
+        device_holds="" if made.pace and spec.device_holds is not None else spec.device_holds,
     )
 
 

@@ -74,13 +74,20 @@ def changes_table(result: SweepResult) -> Table:
         own = f" at {words.confidence(each.confidence)}%" if mixed else ""
         return words.interval(each.metrics[each.primary]) + own
 
-    columns = _of_points(result) | {
-        "before": lambda each: formatting.number(each.metrics[each.primary].before),
-        "after": lambda each: formatting.number(each.metrics[each.primary].after),
-        "change": lambda each: words.difference(each.metrics[each.primary]),
-        "interval": interval,
-        "verdict": lambda each: words.verdict(each.metrics[each.primary], primary=True),
-    }
+    of: dict[str, Callable[[PointResult], str]] = {}
+    if len(primaries) > 1:
+        of["metric"] = lambda each: each.primary
+    columns = (
+        _of_points(result)
+        | of
+        | {
+            "before": lambda each: formatting.number(each.metrics[each.primary].before),
+            "after": lambda each: formatting.number(each.metrics[each.primary].after),
+            "change": lambda each: words.difference(each.metrics[each.primary]),
+            "interval": interval,
+            "verdict": lambda each: words.verdict(each.metrics[each.primary], primary=True),
+        }
+    )
     title = f"Change of {', '.join(primaries)}, margin ±{100 * result.comparisons[0].margin:.3g}%"
     note = NOTE.format(confidence=words.confidences(result.comparisons), own=OWN if mixed else "")
     return tabulated(title, result.comparisons, columns, note)

@@ -83,8 +83,8 @@ REQUEST_TIMES = (
 def detectable(comparison: Comparison) -> str | None:
     """The change that an arm against itself could have shown; None of different arms."""
     row, blocks, name = comparison.decided, comparison.blocks, comparison.primary
-    if comparison.after != comparison.before or row is None or row.sd is None:
-        return None
+    if comparison.after != comparison.before or row is None or row.sd is None or row.change is None:
+        return None  # a metric that was 0 has no change in percent
 
     from overlap_bench.harness.stats import planning
 
@@ -233,6 +233,8 @@ def planted(comparison: Comparison) -> str | None:
     expected = mechanism.expected_change(size, row.better)
     change = f"{comparison.primary} changed by {percent(row.change)}"
     found = f"Injected delay at the {place}: {percent(size)} of a step; {change}"
+    if not mechanism.differ_by_plant_alone(comparison):
+        return f"{found}, by the arms' other differences, too; bench aa shows whether a delay is seen."
     if row.ci_low is None or row.ci_high is None:
         return f"{found}; one trial can't show it."
     inside = "holds" if row.ci_low <= expected <= row.ci_high else "does not hold"

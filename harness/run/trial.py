@@ -418,8 +418,10 @@ def steps_of_turn(design: Design, segment: int) -> int:
 
 def of_segment(workload: Workload, batch: int | None) -> Workload:
     """What a segment asks: the same requests, a batch of them at once. `batch`: where the workload has no
-    fixed number of requests in flight."""
-    together = workload.concurrency if workload.arrival == "closed" else batch
+    fixed number of requests in flight. A closed loop of fewer requests than places never fills them."""
+    together = batch
+    if workload.arrival == "closed" and workload.concurrency is not None:
+        together = min(workload.concurrency, workload.num_requests)
     assert together is not None
     return msgspec.structs.replace(
         workload, num_requests=together, arrival="burst", concurrency=None, rate=None, ramp_up=None

@@ -61,12 +61,13 @@ OF_THREE, OF_A_FIRST_BOOT = 1.5, 0.6
 Say = Callable[[str], None]
 
 
-def span_of(path: Path) -> tuple[str, str, str]:
-    """The metric of which a gate's history shows the latest change for the worse, and the commits between
-    which it lies. Raises BadSetting where it shows none, and StoreError."""
-    found = history.span(read_json_lines(path, history.Remembered))
+def span_of(path: Path, metric: str | None = None) -> tuple[str, str, str]:
+    """The metric of which a gate's history shows the latest change for the worse, or that one, and the
+    commits between which it lies. Raises BadSetting where it shows none, and StoreError."""
+    found = history.span(read_json_lines(path, history.Remembered), metric)
     if found is None:
-        raise api.BadSetting(f"{path} shows no change for the worse: give --good and --bad")
+        of = "" if metric is None else f" of {metric}"
+        raise api.BadSetting(f"{path} shows no change for the worse{of}: give --good and --bad")
     return found
 
 

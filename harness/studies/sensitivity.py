@@ -124,6 +124,7 @@ def _measure(plan: Plan, run: str, say: Say) -> Sensitivity:
         device=booted.description.device["kind"],
         model=str(booted.description.model["name"]),
         toggles=plan.arm.toggles,
+        options=sensitivity.what_counts(plan.arm),
         batch=plan.design.workload.num_requests,
         step_us=step_us,
         trials=len(trials),

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from overlap_bench.engines import api
+from overlap_bench.harness.analysis.values import NoValue
 from overlap_bench.harness.common.machine import guess_device
 from overlap_bench.harness.plan import grid
 from overlap_bench.harness.plan.design import check_metrics
@@ -127,7 +128,7 @@ def _one_by_one(
             run = run_of(point.design, found and found[0], folder, admit, **more)
             measure_.measure(run, display)
         except BaseException as error:
-            if isinstance(error, NoTime) and _kept(folder):  # the others may have enough
+            if isinstance(error, NoTime | NoValue) and _kept(folder):  # the others may have enough
                 say(f"{spelled(point.at)} is left out: {error}")
                 continue
             _tell(error, folder, number, count)

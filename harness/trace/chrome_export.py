@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from overlap_bench.harness.trace.timeline import Timeline, Track
+from overlap_bench.harness.trace.timeline import PROCESSES, Timeline, Track
 
+OUTPUT = PROCESSES["output"]  # whose phase has the name of one of the engine's
 Event = dict[str, object]
 
 
@@ -61,7 +62,7 @@ def _ranges(timeline: Timeline, base: int) -> Iterator[Event]:
         start, end = max(each.start_ns, timeline.opened_ns), min(each.end_ns, timeline.closed_ns)
         yield {
             "ph": "X",
-            "name": each.name,
+            "name": f"{track.process}: {each.name}" if track.process == OUTPUT else each.name,
             "cat": track.category,
             **_on(track),
             "ts": _us(start, base),

@@ -208,7 +208,9 @@ def found(
 
 
 def planted_at(place: str) -> Settings:
-    return msgspec.structs.replace(PLAIN.before, options={"plant_at": place})
+    return msgspec.structs.replace(
+        PLAIN.before, options={**PLAIN.before.options, "plant_at": place, "plant_ns": 9}
+    )
 
 
 @pytest.mark.parametrize(
@@ -241,6 +243,10 @@ def test_what_became_of_a_delay_is_said() -> None:
         "Injected delay at the device: +3.0% of a step; x changed by +2.9% [+2.0%, +4.0%], slower, and the "
         "interval holds +3.0%: seen."
     )
+    other = msgspec.structs.replace(planted_at("device"), toggles={"h2d": "something else"})
+    said = tables.planted(found(0.02, 0.04, "slower", after=other)) or ""
+    assert "seen." in said
+    assert "by the arms' other differences, too; bench aa shows whether a delay is seen." in said
     comparison = found(-0.02, 0.04, "undecided", after=planted_at("device"))
     assert (tables.planted(comparison) or "").endswith("undecided, and the interval holds +3.0%: not seen.")
 

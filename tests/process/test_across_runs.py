@@ -248,6 +248,16 @@ def test_other_devices_and_models_are_refused(tmp_path: Path, plan: Manifest, re
     assert reason in refusal(lambda: across_runs.compare([first, second]))
 
 
+def test_servers_of_other_commands_are_compared_as_a_command_names_no_card(tmp_path: Path) -> None:
+    served = []
+    for name, command in (("a", "serve A --port {port}"), ("b", "serve B --port {port}")):
+        plan = describing(device={"kind": "server", "name": command})
+        arm = msgspec.structs.replace(plan.design.arms[0], engine="openai", toggles={"cmd": command})
+        design = msgspec.structs.replace(plan.design, arms=(arm,))
+        served.append(stored(tmp_path, name, plan=msgspec.structs.replace(plan, design=design)))
+    assert only(across_runs.compare(served)).metrics["tpot_ms_p50"].change is not None
+
+
 def test_other_workloads_are_refused(tmp_path: Path) -> None:
     plan = manifest(2, arms=1)
     workload = msgspec.structs.replace(plan.design.workload, num_requests=9)

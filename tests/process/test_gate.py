@@ -18,6 +18,7 @@ import pytest
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison, gate
 from overlap_bench.harness.analysis.result import Comparison, GateResult, GateVerdict, Judged
+from overlap_bench.harness.analysis.values import reason_to_stop
 from overlap_bench.harness.plan.design import Design, Gate, Ref, check_gated
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import make_design, make_gate
@@ -97,6 +98,39 @@ def test_what_could_be_ruled_out_is_ruled_out_in_four_of_five_runs_without_a_cha
     runs = [judged(*random.normal(0, 0.01, 8)) for _ in range(400)]
     typical = float(np.median([each.excludable for each in runs]))
     assert np.mean([(each.worst or 0) <= typical for each in runs]) == pytest.approx(0.8, abs=0.06)
+
+
+def test_what_falls_to_nothing_in_some_trials_fails_once_that_is_no_chance() -> None:
+    def gone(*after: float) -> Judged:
+        values = {"goodput_req_s": {"before": [20.0] * len(after), "after": list(after)}}
+        return gate.judge(values, ["goodput_req_s"], LIMIT, 0.05)["goodput_req_s"]
+
+    found = gone(0, 0.5, 0, 0.2, 0)
+    assert (found.verdict, found.remark) == ("fail", "0 in some trials of after")
+    assert found.p == pytest.approx(0.5**5)
+    assert found.change == pytest.approx(0.14 / 20 - 1)
+    assert gone(0, 20, 20, 20, 20).verdict == "undecided"
+    assert gone(0, 0, 0, 0, 0).remark == "0 in every trial of after"
+
+
+def test_the_limit_that_would_have_failed_is_none_of_the_offered_load() -> None:
+    names = ("tpot_ms_p50", "throughput_tok_s")
+    values = {names[0]: {"before": [5.0] * 4, "after": [5.01, 4.99, 5.0, 5.02]}}
+    values[names[1]] = {"before": [100.0] * 4, "after": [98.9, 99.0, 99.1, 99.0]}
+    judged = gate.judge(values, names, LIMIT, 0.05, offered=names[1:])
+    assert judged[names[1]].fails_to is not None
+    assert gate.result_of(judged, LIMIT, 0.05, no_change(), True, "pass").fails_to is None
+
+
+def test_a_gate_does_not_end_early_on_a_pass_while_more_requests_fail_in_after() -> None:
+    until = until_clear()
+    plan = manifest(6, gate=Gate(max_regression=LIMIT, levels=until.levels), until=until).design
+    name = plan.arms[0].name, plan.arms[1].name
+    served = [{each: {plan.primary: 5.0 + number / 1000, "failed_requests": 0.0} for each in name}
+              for number in range(3)]  # fmt: skip
+    assert "the gate says pass" in (reason_to_stop(plan, served) or "")
+    failing = [{**each, name[1]: {**each[name[1]], "failed_requests": 2.0}} for each in served]
+    assert reason_to_stop(plan, failing) is None
 
 
 def test_the_offered_load_is_no_pass() -> None:

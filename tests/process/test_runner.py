@@ -29,6 +29,7 @@ from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.manifest import held, read_manifest, write_manifest
 from overlap_bench.harness.studies import measure
+from overlap_bench.harness.workload.workload import Workload
 from tests.support import clockwork_engine, gap
 from tests.support.bench_command import (
     BENCH,
@@ -489,3 +490,11 @@ def test_a_killed_harness_takes_its_processes_along(environment: dict[str, str],
     bench.popen.kill()
     bench.end()
     wait_until(lambda: not bench.left(), bench.left)
+
+
+def test_a_segment_has_no_more_requests_at_once_than_a_round() -> None:
+    """A variant may bring more places than the requests that somebody asks for."""
+    closed = Workload(arrival="closed", concurrency=16, num_requests=8)
+    assert trial.of_segment(closed, None).num_requests == 8
+    assert trial.of_segment(msgspec.structs.replace(closed, num_requests=32), None).num_requests == 16
+    assert trial.of_segment(Workload(arrival="poisson", rate=4.0), 5).num_requests == 5

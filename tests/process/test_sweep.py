@@ -22,7 +22,7 @@ from overlap_bench.harness.plan.grid import Point
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.variants import load_variants
 from overlap_bench.harness.report import page, sweep_tables
-from overlap_bench.harness.store import sweep
+from overlap_bench.harness.store import sweep, tables
 from overlap_bench.harness.store.files import SWEEP_FILE, StoreError, floors_of, write_json
 from overlap_bench.harness.store.manifest import read_manifest, write_manifest
 from overlap_bench.harness.store.tables import write_block
@@ -117,6 +117,30 @@ def test_a_point_that_goes_on_is_shown_without_a_verdict(tmp_path: Path) -> None
     assert overlap_bench.load_sweep(folder).result == result  # what the figures are drawn from
     write_block(run, 2, dict(third.tables))
     assert sweep_.result(folder)[0].comparisons[2].blocks == 4
+
+
+def test_a_point_that_can_not_be_compared_is_named_and_hides_no_other(tmp_path: Path) -> None:
+    folder = stored_sweep(tmp_path / "a-sweep")
+    for number in range(6):
+        requests = tables.read_table(folder / "run-1", number, "requests")
+        tables.write_table(
+            tables.table_path(folder / "run-1", number, "requests"),
+            requests.assign(error=["gone" if arm == "after" else "" for arm in requests["arm"]]),
+        )
+    result, _ = sweep_.result(folder)
+    assert [each.at for each in result.comparisons] == [{"concurrency": "1"}]
+    assert "concurrency=8 is left out: tpot_ms_p50 has no value in trial 0 of after" in result.stopped_because
+
+
+def test_where_points_have_several_primaries_each_row_says_its_own(tmp_path: Path) -> None:
+    result, _ = sweep_.result(stored_sweep(tmp_path / "a-sweep"))
+    assert "metric" not in sweep_tables.changes_table(result).columns
+    first, second = result.comparisons
+    other = msgspec.structs.replace(second, primary="ttft_ms_p50")
+    mixed = msgspec.structs.replace(result, comparisons=[first, other])
+    table = sweep_tables.changes_table(mixed)
+    place = table.columns.index("metric")
+    assert [row[place] for row in table.rows] == ["tpot_ms_p50", "ttft_ms_p50"]
 
 
 def test_a_sweep_that_is_not_finished_shows_what_is(tmp_path: Path) -> None:

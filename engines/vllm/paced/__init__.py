@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,20 @@ PLUGIN = Path(__file__).with_name("plugin")  # what vLLM finds its platform by: 
 def register() -> str | None:
     """The entry point of vllm.platform_plugins: a platform, where a pace was asked for."""
     return "overlap_bench.engines.vllm.paced.platform.PacedPlatform" if PACE in os.environ else None
+
+
+def size_as_on_a_card() -> None:
+    """The entry point of vllm.general_plugins: what vLLM takes by default for a step's size."""
+    if PACE not in os.environ:
+        return
+    from vllm.engine.arg_utils import EngineArgs
+
+    from overlap_bench.engines.vllm.paced.platform import PacedPlatform
+
+    own = EngineArgs.get_batch_defaults
+    EngineArgs.get_batch_defaults = classmethod(
+        lambda cls, world_size: PacedPlatform.batch_defaults(partial(own, world_size))
+    )
 
 
 def environment(pace: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,11 +16,33 @@ from overlap_bench.engines.vllm.toggles.spec import METHODS
 offer_triton()  # before vLLM looks whether there is a Triton
 
 
+CARD = 80 << 30  # bytes of memory
+FLASH = "FLASH_ATTN"
+
+
 class PacedPlatform(CpuPlatform):  # type: ignore[misc]
     """CUDA's: runner V2 (or V1, where it is asked for), UniProc, blocks of 16, FlashAttention's metadata, a
     graph per decode batch, async scheduling as it was asked for."""
 
     device_name = "paced"
+    _as_a_card = False  # while vLLM looks up how many requests and tokens a step of such a device may have
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        return CARD if cls._as_a_card else int(super().get_device_total_memory(device_id))
+
+    def is_cpu(self) -> bool:
+        return not self._as_a_card and bool(super().is_cpu())
+
+    @classmethod
+    def batch_defaults(cls, find: Callable[[], Any]) -> Any:
+        """What vLLM finds by default on a card, and not on a CPU: a server has a fraction of the requests and
+        tokens in a step there."""
+        cls._as_a_card = True
+        try:
+            return find()
+        finally:
+            cls._as_a_card = False
 
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:
@@ -33,6 +56,8 @@ class PacedPlatform(CpuPlatform):  # type: ignore[misc]
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
+        if selected_backend is not None and selected_backend.name != FLASH:
+            raise ValueError(f"the paced device has the attention backend {FLASH} alone")
         return "vllm.v1.attention.backends.flash_attn.FlashAttentionBackend"
 
     @classmethod
@@ -50,6 +75,8 @@ class PacedPlatform(CpuPlatform):  # type: ignore[misc]
         from vllm.config import CompilationMode, CUDAGraphMode
 
         compilation = vllm_config.compilation_config
+        if compilation.cudagraph_mode not in (None, CUDAGraphMode.FULL_DECODE_ONLY):
+            raise ValueError("the paced device has the cudagraph_mode FULL_DECODE_ONLY alone")
         compilation.mode = CompilationMode.NONE
         compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
 
@@ -61,6 +88,7 @@ class PacedPlatform(CpuPlatform):  # type: ignore[misc]
             ("speculative decoding but by n-grams", spec is not None and spec.method not in METHODS),
             ("speculative decoding by the V1 model runner", spec is not None and v1),
             ("LoRA", vllm_config.lora_config is not None),
+            ("enforce_eager, whose launches a pace does not count", vllm_config.model_config.enforce_eager),
             ("several ranks", parallel.world_size * parallel.data_parallel_size > 1),
         ):
             if used:

@@ -24,9 +24,9 @@ from overlap_bench.engines.api import STEP_KINDS
 from overlap_bench.engines.paced.device import sizes_of
 from overlap_bench.engines.paced.tokens import RIGHT, draw, kept, rates_of
 from overlap_bench.engines.vllm.paced import STARTED
+from overlap_bench.engines.vllm.paced.platform import CARD
 from overlap_bench.engines.vllm.steps import kind_of
 
-CARD = 80 << 30  # bytes
 ACTIVATIONS = 4 << 30  # bytes that a forward pass and its graphs take
 
 runner.init_kv_cache = lambda *given, **named: {}  # nothing is kept in it

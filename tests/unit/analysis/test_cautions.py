@@ -17,6 +17,7 @@ from overlap_bench.harness.metrics.ranks import DEVICE
 from overlap_bench.harness.plan.design import Patch
 from overlap_bench.harness.stats.stopping import until_clear
 from overlap_bench.harness.store.manifest import Manifest
+from overlap_bench.harness.workload.workload import Workload
 from tests.support.made_blocks import MS, block, blocks, manifest, result, side, warned
 
 
@@ -57,6 +58,19 @@ def test_warnings_that_apply_are_given() -> None:
         assert word not in quiet
 
 
+def test_replies_that_end_before_all_tokens_are_told_where_all_were_asked_for() -> None:
+    measured = blocks(1.0)
+    for each in measured:
+        requests = each.tables["requests"]
+        requests.loc[requests["arm"] == "after", "reason"] = "eos"
+    served = sum((each.tables["requests"]["arm"] == "after").sum() for each in measured)
+    told = warnings(comparison.result(manifest(), measured))
+    assert f"ended early: {served} of {served} replies of after are shorter than asked" in told
+    assert "replies of before are shorter" not in told
+    asked = manifest(workload=Workload(stop_on_eos=True))
+    assert "ended early" not in warnings(comparison.result(asked, measured))
+
+
 def test_k_is_shown_with_what_is_assumed_of_the_host() -> None:
     tenfold = "decode=10ms,prefill=1us*tokens"
     built_in, own = ("llama3-8b-h100", True), ("my-card", False)
@@ -65,7 +79,7 @@ def test_k_is_shown_with_what_is_assumed_of_the_host() -> None:
         told = warnings(comparison.result(on_device(kind=f"emulated, paced: {name}*2.5"), blocks(1.0)))
         assert (
             "times come from --pace, multiplied by 2.5 "
-            "(this host takes that many times as long as the GPU's host" in told
+            "(k, how many times as long this host takes as the GPU's host" in told
         )
         assert ("whose speed is assumed" in told) == assumed
     formula = "decode=10ms+0.05ms*batch,prefill=80us*tokens"
@@ -89,7 +103,9 @@ def test_a_rewriting_of_ours_and_code_that_was_not_built_stand_below_the_verdict
     assert told(toggles={"heap": "collected"}) == []  # both sides are vLLM's
     files = {"files": ("vllm/a.py",), "left_out": ("tests/a.py", "csrc/a.cu")}
     (not_built,) = told(patch=Patch(file="a.diff", text="", strip=1, **files))
-    assert "patch=a.diff of after also changes compiled code: csrc/a.cu; that was not" in not_built.text
+    assert "patch=a.diff of after also changes compiled code or data: csrc/a.cu; that" in not_built.text
+    (data,) = told(patch=Patch(file="a.diff", text="", strip=1, files=("vllm/a.py", "vllm/configs/b.json")))
+    assert "compiled code or data: vllm/configs/b.json; that was not built, or may not be" in data.text
 
 
 def test_what_of_an_engine_is_not_its_own_stands_below_the_verdict() -> None:

@@ -260,6 +260,10 @@ def test_outputs_of_two_models_are_not_compared() -> None:
     other = msgspec.structs.replace(after, options=msgspec.structs.replace(after.options, model="tiny-llama"))
     plan = msgspec.structs.replace(plan, design=msgspec.structs.replace(plan.design, arms=(before, other)))
     assert outputs.same(plan, blocks(0.9)).compared == 0
+    plan = manifest()  # a server says itself which model it has
+    other = msgspec.structs.replace(plan.descriptions["after"], model={"name": "another"})
+    served = msgspec.structs.replace(plan, descriptions={**plan.descriptions, "after": other})
+    assert outputs.same(plan, blocks(0.9)).compared > outputs.same(served, blocks(0.9)).compared == 0
 
 
 def test_what_a_run_shows_so_far_needs_two_blocks_of_two_arms() -> None:

@@ -68,6 +68,8 @@ def test_what_is_to_be_bisected_is_the_latest_change_for_the_worse_and_two_gates
              enumerate(gates)]  # fmt: skip
     assert history.span(twice) == (TPOT, f"{25:040x}", f"{30:040x}")
     assert history.span(twice[:29]) == (RATE, f"{12:040x}", f"{17:040x}")
+    assert history.span(twice, RATE) == (RATE, f"{12:040x}", f"{17:040x}")  # where one is asked for
+    assert history.span(twice, "ttft_ms_p50") is None
 
 
 def test_what_is_worse_depends_on_the_metric() -> None:
@@ -131,6 +133,7 @@ def test_two_gates_a_night_of_a_metric_each_are_each_new_once() -> None:
     new = [count for count in range(1, len(gates) + 1) if history.found_now(gates[:count], gates[count - 1])]
     assert len(new) == 1
     assert history.span(gates) is not None
+    assert history.history_of(gates, gates[-1]).gates == 45  # those of its metric
     # One metric first, then another: its change is the latest, though more gates came after it.
     early = nights(32, 25, 0.03)
     late = [night(100 + k, each.changes[TPOT], RATE) for k, each in enumerate(nights(68, 48, -0.03))]
@@ -141,6 +144,9 @@ def test_a_gate_that_is_judged_again_replaces_what_it_was() -> None:
     gates = nights(3, 0, 0)
     again = msgspec.structs.replace(gates[1], verdict="fail")
     assert history.added(gates, again) == [gates[0], again, gates[2]]
+    by_another = msgspec.structs.replace(gates[1], changes={RATE: 0.01})
+    kept = history.added(gates, by_another)[1]
+    assert kept.changes == {**gates[1].changes, RATE: 0.01}  # its first metric has its night still
 
 
 def test_nights_that_are_judged_again_stay_where_they_were_in_the_history() -> None:

@@ -149,6 +149,8 @@ def test_a_pace_brings_what_vllm_chooses_on_a_card() -> None:
     assert toggles(pace="10ms")["chunked_prefill"] == "on"
     assert toggles(pace="10ms", chunked_prefill="off")["chunked_prefill"] == "off"
     assert make_arm({"vllm": VLLM}, "before", "vllm", {"pace": "10ms"}, {}, {}).device_holds == ""
+    served = make_arm({"openai": OPENAI}, "before", "openai", {"pace": "10ms"}, {"cmd": "serve {port}"}, {})
+    assert served.device_holds is None  # a pace is not recorded of a server
     with pytest.raises(api.BadSetting, match=r"engine transformers has no device with a pace"):
         make_arm({"transformers": TRANSFORMERS}, "before", "transformers", {"pace": "10ms"}, {}, {})
 

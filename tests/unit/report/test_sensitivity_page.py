@@ -8,7 +8,7 @@ import pytest
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.foretold import Foretold, changed, felt, foretell
-from overlap_bench.harness.analysis.sensitivity import FILE, Phase, Sensitivity, of_others
+from overlap_bench.harness.analysis.sensitivity import ABSENT, FILE, Phase, Sensitivity, of_others
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.report import html, sensitivity_tables
 from overlap_bench.harness.report.explain_tables import foretold_table
@@ -136,6 +136,13 @@ def test_a_sensitivity_of_other_settings_foretells_nothing() -> None:
         with pytest.raises(api.BadSetting, match=f"it is of {said}"):
             foretold(sensitivity(METADATA, engine="overlap", **change), -100)
     with pytest.raises(api.BadSetting, match="no decode step of the sensitivity's batch, 5"):
-        foretold(sensitivity(METADATA, engine="overlap", batch=5), -100)
-    hidden = foretold(sensitivity(phase("metadata", 200, 1.0, 900.0, False), engine="overlap"), -100)
+        foretold(sensitivity(METADATA, H2D, engine="overlap", batch=5), -100)
+    other = sensitivity(METADATA, H2D, engine="overlap", options={"stream_interval": "1"})
+    with pytest.raises(api.BadSetting, match="it is of stream_interval 1, not 8"):
+        foretold(other, -100)
+    told = foretold(sensitivity(OUTPUT, H2D, engine="overlap"), -100)  # by --phase, without metadata
+    assert "does not say what metadata costs" in told.why_not
+    absent = sensitivity(METADATA, engine="overlap", left_out={"h2d": ABSENT})
+    assert foretold(absent, -100).why_not == ""
+    hidden = foretold(sensitivity(phase("metadata", 200, 1.0, 900.0, False), H2D, engine="overlap"), -100)
     assert hidden.foretold.us == hidden.foretold.low == 0

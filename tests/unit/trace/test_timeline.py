@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from overlap_bench.engines import api
 from overlap_bench.harness.trace import picture, trace_file
 from overlap_bench.harness.trace.chrome_export import chrome_trace
-from overlap_bench.harness.trace.timeline import NO_PROCESS, Timeline, _arrows, timeline, with_steps
+from overlap_bench.harness.trace.timeline import NO_PROCESS, Range, Timeline, _arrows, timeline, with_steps
 
 ENGINE, SCHEDULER, FORWARD, OUTPUT, DEVICE, GENERATOR = 100, 100, 101, 102, 103, 104
 PIDS = {"engine": ENGINE, "output": OUTPUT, "device": DEVICE, "load_generator": GENERATOR}
@@ -206,8 +206,13 @@ def test_the_chrome_trace_has_every_track_range_and_arrow_to_the_nanosecond(outp
     on = [(track.pid, track.tid) for track in found.tracks]
     opened, closed = found.opened_ns, found.closed_ns
     cut = [(each, max(each.start_ns, opened), min(each.end_ns, closed)) for each in found.ranges]
+
+    def named(each: Range) -> str:
+        process = found.tracks[each.track].process
+        return f"{process}: {each.name}" if process == "output process" else each.name  # two are "output"
+
     assert [(each["name"], each["track"], each["at"], round(1000 * each["dur"])) for each in events["X"]] == [
-        (each.name, on[each.track], start, end - start) for each, start, end in cut
+        (named(each), on[each.track], start, end - start) for each, start, end in cut
     ]
     program = next(each for each in events["X"] if each["name"] == "decode" and each["args"]["step"] == 3)
     assert program["args"] == {"step": 3, "device": "a core", "batch": 2}
