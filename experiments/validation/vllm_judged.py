@@ -75,9 +75,8 @@ INTERVAL = (
 
 ASKS = (
     "vLLM's core in a process of its own asks before each step of a turn whether it may begin: 40 to 70 us "
-    "by an estimate, which vllm-multiprocessing's after arm pays (0.5 to 1 point at batch 1), and "
-    "vllm-async-scheduling's before arm. Under drafts turns have no equal steps: what stands for a step of "
-    "vllm-async-speculation is TPOT, of rounds."
+    "by an estimate, which the after arm of vllm-multiprocessing alone pays (0.5 to 1 point at batch 1). "
+    "Under drafts turns have no equal steps: a step of vllm-async-speculation is its TPOT, of rounds."
 )
 
 
