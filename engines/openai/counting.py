@@ -80,9 +80,9 @@ class Counted:
 
 
 def count(pieces: Sequence[Piece], usage: Usage, tokens: Tokens | None) -> Counted:
-    """The best that every chunk has: token ids, logprobs, a usage that grows from chunk to chunk, a
-    tokenizer; then the usage at the end, which says what is in a chunk only where it equals the number of
-    chunks.
+    """The best that every chunk has: token ids, logprobs, a usage that grows from chunk to chunk, the usage
+    at the end where it equals the number of chunks, a tokenizer; then that usage, which says of no chunk what
+    is in it.
 
     A server's sum may hold tokens that it does not stream. They are what it says (reasoning_tokens) where no
     thought is to be seen, and, where the tokens of each chunk are known, what these lack. A sum that is less

@@ -98,7 +98,7 @@ def _served(reply: Reply, tokens: Tokens | None) -> Outcome:
     is_stream = reply.content_type.partition(";")[0].strip().lower() == STREAM
     if reply.status and not (is_stream or found):
         raise _Wrong(_no_stream(reply))
-    pieces, usage, reason, done = _read(found)
+    pieces, usage, reason, done = _read(found, tokens)
     if reply.cancelled:
         reason = "cancelled"
     elif reply.failure:
@@ -161,14 +161,15 @@ def _no_stream(reply: Reply) -> str:
     return f"the reply is not an event stream: its type is {reply.content_type or 'not given'}"
 
 
-def _read(found: Sequence[tuple[int, bytes]]) -> tuple[list[Piece], Usage, str, bool]:
+def _read(found: Sequence[tuple[int, bytes]], tokens: Tokens | None) -> tuple[list[Piece], Usage, str, bool]:
     """Chunks that hold tokens, what the server counted, the finish reason ("" for none), and whether the end
     was told: by [DONE], or by a usage in a chunk of its own, which comes last.
 
     A token without a text (half a character, a special token) is a chunk like any other, where the chunk
     shows that there is one (_holds_token); the first chunk of a chat has a role, and shows none. The token
     that ends a text comes with the finish reason, and is counted: where the usage is one more than the chunks
-    before, that is it, and its chunk is the last. Without it, TPOT would be of a gap too few.
+    before, and nothing tells that one of these holds two, that is it, and its chunk is the last. Without it,
+    TPOT would be of a gap too few.
     """
     pieces: list[Piece] = []
     stop: Piece | None = None
@@ -201,7 +202,10 @@ def _read(found: Sequence[tuple[int, bytes]]) -> tuple[list[Piece], Usage, str, 
                 stop = piece
             so_far = so_far if completed is None else completed
     streamed = 0 if usage.made is None else usage.made - usage.reasoning - usage.rejected
-    if stop is not None and pieces and streamed == len(pieces) + 1:
+    told = any(piece.ids or piece.logprobs for piece in pieces)
+    if tokens is not None and not told:
+        told = sum(tokens(piece.text) for piece in pieces) >= streamed
+    if stop is not None and pieces and not told and streamed == len(pieces) + 1:
         pieces.append(stop)
     for piece, text in zip(pieces, lenient.whole_characters([each.text for each in pieces]), strict=True):
         piece.text = text

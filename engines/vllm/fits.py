@@ -15,7 +15,6 @@ TAKEN: Taken = (  # by an arm, whatever it is set to
         "AsyncEngineArgs",
         ("async_scheduling", "num_gpu_blocks_override", "scheduler_cls", "stream_interval"),
     ),
-    ("vllm.engine.arg_utils", "EngineArgs", ("get_batch_defaults",)),
     ("vllm.v1.core.sched.async_scheduler", "AsyncScheduler", ()),
     ("vllm.v1.core.sched.interface", "PauseState", ("PAUSED_ALL", "UNPAUSED")),
     (

@@ -17,6 +17,7 @@ from overlap_bench.harness.analysis import sensitivity
 from overlap_bench.harness.analysis.foretold import felt
 from overlap_bench.harness.analysis.sensitivity import Phase, Sensitivity
 from overlap_bench.harness.common.formatting import percent
+from overlap_bench.harness.metrics.definitions import SLICED
 from overlap_bench.harness.plan.variants import Variant, load_variants
 
 PACE = "llama3-8b-h100*{at}"
@@ -69,6 +70,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     foretold: Row | None = None
     added: int = 1  # phases that it adds up
     whole: Row | None = None
+    metric: str = SLICED  # of the run whole
     trials: int | None = None  # of the run
     outputs: tuple[int, int] | None = None  # identical, of so many
     failed: int | None = None  # what bench ended with
@@ -200,6 +202,7 @@ def _cell(
         added=len(known),
         foretold=foretold(known, found.phases, found.step_us) if known and found else None,
         whole=_row(run.get("step")),
+        metric=run.get("metric", SLICED),
         trials=run.get("trials"),
         outputs=None if outputs is None else (outputs["identical"], outputs["compared"]),
         failed=run.get("failed"),

@@ -42,7 +42,7 @@ from overlap_bench.harness.analysis.result import MetricRow
 from overlap_bench.harness.analysis.words import interval
 from overlap_bench.harness.common.formatting import percent
 from overlap_bench.harness.common.machine import fingerprint
-from overlap_bench.harness.metrics.definitions import SLICED, phase_in_turns
+from overlap_bench.harness.metrics.definitions import phase_in_turns
 from overlap_bench.harness.report import catalogue_tables, html
 from overlap_bench.harness.report.page import Page, Table, markdown_page, tabulated
 from overlap_bench.harness.store.manifest import read_manifest
@@ -282,8 +282,7 @@ def entries(found: Judgement) -> Iterator[Entry]:
     known = judgement.variants()
     for each in found.changes:
         own = [(phase_in_turns(each.phase), cell, cell.phase) for cell in each.of("off")]
-        step = known[each.name].primary or SLICED
-        whole = [(step, cell, cell.whole) for cell in each.of("off")]
+        whole = [(cell.metric, cell, cell.whole) for cell in each.of("off")]
         whole.sort(key=lambda row: row[1].batch == BETWEEN)
         for rows in (own, whole):
             there = [(metric, cell, row) for metric, cell, row in rows if row is not None]

@@ -29,7 +29,7 @@ from experiments.common.judgement import BATCHES, BETWEEN, HERE, HOSTS, MODES, P
 from experiments.validation import vllm_judged
 from overlap_bench.engines.vllm import SPEC
 from overlap_bench.harness.analysis import sensitivity
-from overlap_bench.harness.metrics.definitions import phase_in_turns
+from overlap_bench.harness.metrics.definitions import SLICED, phase_in_turns
 from overlap_bench.harness.report.page import markdown_page
 
 MINUTES, MOST = 3, 7  # of a variant's run; at batch 256 a trial takes more than a minute
@@ -89,10 +89,13 @@ def measured(cell: str, python: str, folder: Path) -> dict[str, Any]:
             },
         }
     (comparison,) = json.loads(done.stdout)["comparisons"]
+    # Drafts leave turns no equal steps: what decides stands for one.
+    metric = SLICED if SLICED in comparison["metrics"] else comparison["primary"]
     phases = {each: its for each in SPEC.phases if (its := row(comparison, phase_in_turns(each)))}
     own = phases.get(variants()[cell.split()[0]].phase)
     return {
-        "step": row(comparison, comparison["primary"]),
+        "metric": metric,
+        "step": row(comparison, metric),
         **({"phase": own} if own else {}),
         "phases": phases,
         "trials": comparison["trials"],

@@ -63,15 +63,29 @@ def _setting(manifest: Manifest) -> str:
     which machine of the kind measured."""
     of = noise_floor.circumstances(manifest, 0)
     arms = [(arm.toggles, arm.env) for arm in manifest.design.arms]
-    parts: tuple[object, ...] = (of.kind, of.engine, of.model, of.options, of.workload, of.method, arms)
+    parts: tuple[object, ...] = (
+        of.kind,
+        of.engine,
+        of.model,
+        _written(of.options),
+        of.workload,
+        of.method,
+        arms,
+    )
     parts += tuple(filter(None, (of.goodput, _of_its_own(manifest, of.options))))  # few have them
     return blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=8).hexdigest()
+
+
+def _written(options: api.EngineOptions) -> api.EngineOptions:
+    """The options as histories have them since they began: no pace is None."""
+    return msgspec.structs.replace(options, pace=options.pace or None)
 
 
 def _of_its_own(manifest: Manifest, before: api.EngineOptions) -> object:
     """The after arm's engine, interpreter and options, where they are not those of before."""
     first, last = manifest.design.arms[0], manifest.design.arms[-1]
     after = noise_floor.without_k_of(last.options, manifest.descriptions[last.name].device["kind"])
+    after, before = _written(after), _written(before)
     own = (last.engine, last.python, after)
     return None if own == (first.engine, first.python, before) else own
 
@@ -99,7 +113,7 @@ def found_now(gates: Sequence[Remembered], this: Remembered) -> list[Moved]:
     alike = _alike(gates, this)
     now = _worse(alike, this.changes)
     known = Counter(
-        each.metric for each in _worse([each for each in alike if each is not this], this.changes)
+        each.metric for each in _worse([each for each in alike if each.run != this.run], this.changes)
     )
     counted = Counter(each.metric for each in now)
     last = {each.metric: each for each in now}

@@ -39,7 +39,17 @@ COUNTED = "counter.requests_counted_by_"
 AT_ONCE, BURSTS = "counter.replies_at_once", "counter.replies_in_bursts"
 GATHERED, BURST = 0.5, 4  # share of all replies; chunks at once, on average
 # Of the requests; each has its tokens besides, and all of those at once may be too much for the memory.
-OF_REQUESTS = ("arm", "request", "sent_ns", "tokenized_ns", "admitted_ns", "finished_ns", "reason", "error")
+OF_REQUESTS = (
+    "arm",
+    "request",
+    "sent_ns",
+    "tokenized_ns",
+    "admitted_ns",
+    "finished_ns",
+    "reason",
+    "completion_tokens",
+    "error",
+)
 FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
 MORE = "try fewer requests at once, or more cores"
 WIDER = "that widens the intervals"
@@ -363,10 +373,16 @@ class EndedEarly(OfRun, frozen=True):
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
         workload = run.manifest.design.workload
-        if run.manifest.imported is not None or workload.stop_on_eos or workload.stop:
+        asked = workload.max_new_tokens  # of lengths that are drawn, the records do not say which was whose
+        if (
+            run.manifest.imported is not None
+            or workload.stop_on_eos
+            or workload.stop
+            or type(asked) is not int
+        ):
             return
         served = run.requests[run.requests["error"] == ""]
-        early = ~served["reason"].isin(("length", ""))
+        early = (served["reason"] != "length") & (served["completion_tokens"] < asked)
         for arm, replies in served[early].groupby("arm"):
             yield cls(str(arm), len(replies), int((served["arm"] == arm).sum()))
 

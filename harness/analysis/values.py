@@ -161,7 +161,7 @@ def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
 
         said = gate.overall(judged(design, per_block, design.gated, design.gate.max_regression))
         enough, found = said != "undecided", f"the gate says {said}"
-        if said == "pass" and fails_more(design, per_block):  # whether by chance, more trials tell
+        if said == "pass" and fails_more(design, per_block):  # more trials tell whether by chance
             enough, found = False, "the gate says pass, but more requests failed in after"
     else:
         enough, found = _enough_of_primary(design, until, per_block)
@@ -192,11 +192,17 @@ def _enough_of_primary(design: Design, until: Until, per_block: Sequence[Values]
 
 
 def fails_more(design: Design, per_block: Sequence[Values]) -> bool:
-    """Whether more requests failed in the after arm than in the other."""
+    """Whether more requests failed in the after arm than a gate lets pass, or may have."""
+    from overlap_bench.harness.analysis import gate
+
+    assert design.gate is not None
+    requests = design.rounds * design.workload.num_requests
     before, after = (
-        sum(values[arm.name].get("failed_requests", 0.0) for values in per_block) for arm in design.arms[:2]
+        [values[arm.name].get("failed_requests", 0.0) / requests for values in per_block]
+        for arm in design.arms[:2]
     )
-    return after > before
+    level = design.one_sided(len(per_block))
+    return gate.more_failed(before, after, design.gate.max_regression, level) != "pass"
 
 
 def doubted(design: Design, per_block: Sequence[Values], alpha: float) -> str | None:

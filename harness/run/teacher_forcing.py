@@ -156,7 +156,8 @@ def _one_token_a_step(toggles: Mapping[str, str], spec: api.EngineSpec) -> dict[
     if not spec.composing:
         return dict(toggles)
     usual = spec.check({})
-    plain = {**toggles, **{name: usual[name] for name in spec.composing}}
+    plain = {name: choice for name, choice in toggles.items() if name not in spec.composing}
+    plain |= {name: usual[name] for name in spec.composing if name in usual}
     return spec.check(
         {
             name: choice

@@ -96,6 +96,8 @@ def ignored_of(repository: Path, files: Sequence[Path]) -> set[Path]:
     names = [str(each) for each in files]
     plain = (("core.quotePath", "false"),)
     found = git.run("check-ignore", "--no-index", "--", *names, where=repository, configured=plain)
+    if found.returncode > 1 and "work tree" in found.stderr:  # a bare repository has none, and no build in it
+        return set()
     if found.returncode > 1:  # 1: none of them
         raise api.BadSetting(f"git can't say what it ignores in {repository}: {git.words(found)}")
     return {Path(each) for each in found.stdout.split("\n") if each}

@@ -222,12 +222,10 @@ class _Search:
                 self._measure(session, place)
             except (api.EngineError, api.BadSetting) as error:
                 if not place or isinstance(error, WriteFailed | StoreError):
-                    self._take_back()
                     raise
                 self._failed(place, error)
                 return place
             if self.doubtful:  # it is theirs, or was of a moment: each is tried once more
-                self._take_back()
                 self.doubted |= self.failures.keys()
                 self.doubtful = False
             self.failures.clear()
@@ -285,18 +283,23 @@ class _Search:
             self.say(f"a trial failed, and is tried again: {error}")
             return
         in_a_row = len(self.failures) == IN_A_ROW
-        if in_a_row and self.failures.keys() & self.warmed:  # each boots alone, and not beside good and bad
-            self.doubtful = True
+        beside = self.failures.keys() & self.warmed  # each boots alone, and not beside good and bad
+        if in_a_row and (beside or not self.failures.keys() <= self.doubted):
             self._take_back()
-            raise error
+            if beside:
+                raise error
+            self.doubtful = True
+            self.say(
+                f"{IN_A_ROW} commits failed one after the other: good and bad are measured once more first"
+            )
+            return
         self._skip(place, " ".join(str(error).split()))
-        if in_a_row and self.failures.keys() <= self.doubted:
+        if in_a_row:
             self.failures.clear()
-        self.doubtful = in_a_row and bool(self.failures)
 
     def _take_back(self) -> None:
-        """Skip none of those in doubt any more: they, and --resume, are to try them again."""
-        if self.doubtful:
+        """Skip none of those in doubt any more: this, or --resume, is to try them again."""
+        if self.failures:
             theirs = {self.stored.commits[each - 1].commit for each in self.failures}
             skipped = {name: why for name, why in self.stored.skipped.items() if name not in theirs}
             self._keep(skipped=skipped)

@@ -13,6 +13,7 @@ import pytest
 from overlap_bench.engines.presets import PRESETS
 from overlap_bench.engines.presets.checkpoints import save_without_weights
 from overlap_bench.engines.vllm import SPEC
+from overlap_bench.engines.vllm.paced import environment
 from overlap_bench.harness.metrics.definitions import SLICED
 from overlap_bench.harness.plan.settings import make_arm
 from overlap_bench.harness.run.records import beside_frame, steps_frame, turns_frame
@@ -29,6 +30,20 @@ PACED |= {"chunked_prefill": "on", "multiprocessing": "off", "max_context": "512
 AHEAD = {"async_scheduling": "on"}
 ASKED = [Planned(number, 0, [number + 5] * 16, 48, False) for number in range(4)]
 Said = dict[str, dict[str, Any]]
+
+
+# What a server of vLLM's makes of its flags, told at the start of a paced one.
+CONFIGURED = """
+import json, sys
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.usage.usage_lib import UsageContext
+asked = AsyncEngineArgs(model=sys.argv[1], dtype="bfloat16", max_model_len=512, **json.loads(sys.argv[2]))
+found = asked.create_engine_config(UsageContext.OPENAI_API_SERVER).scheduler_config
+print(found.max_num_seqs, found.max_num_batched_tokens)
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+current_platform.get_attn_backend_cls(AttentionBackendEnum[sys.argv[3]], None)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +73,38 @@ def test_vllm_chooses_what_it_would_on_a_card(said: Said) -> None:
         assert each["executor"] == "UniProcExecutor"
         assert each["block_size"] == 16
         assert each["scheduler"] == ("AsyncScheduler" if name.startswith("on") else "Scheduler")
+
+
+@pytest.mark.parametrize(
+    ("flags", "backend", "refused"),
+    [
+        ({}, "FLASH_ATTN", ""),
+        ({"enforce_eager": True}, "FLASH_ATTN", "does not know enforce_eager"),
+        (
+            {"compilation_config": {"cudagraph_mode": "NONE"}},
+            "FLASH_ATTN",
+            "the cudagraph_mode FULL_DECODE_ONLY",
+        ),
+        ({}, "TRITON_ATTN", "the attention backend FLASH_ATTN alone"),
+    ],
+)
+def test_a_server_is_as_large_as_on_a_card_and_refuses_what_the_clock_does_not_tell_apart(
+    tmp_path: Path, flags: dict[str, Any], backend: str, refused: str
+) -> None:
+    save_without_weights(PRESETS["tiny-llama"], tmp_path)
+    paced = environment("3ms")
+    done = subprocess.run(
+        [PYTHON, "-c", CONFIGURED, str(tmp_path), json.dumps(flags), backend],
+        env={**os.environ, **paced, "PYTHONPATH": os.pathsep.join((str(ROOT), paced["PYTHONPATH"]))},
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=PATIENCE_S,
+    )
+    assert refused in done.stderr
+    assert (done.returncode == 0) is (refused == ""), done.stderr
+    if not refused:
+        assert done.stdout.splitlines()[-1] == "1024 8192"
 
 
 def test_tokens_follow_from_the_prompt_whatever_the_batch_the_scheduling_and_the_drafts(said: Said) -> None:

@@ -42,7 +42,11 @@ def size_as_on_a_card() -> None:
 
     from overlap_bench.engines.vllm.paced.platform import PacedPlatform
 
-    own = EngineArgs.get_batch_defaults
+    own = getattr(EngineArgs, "get_batch_defaults", None)
+    if own is None:
+        raise EngineError(
+            "this vLLM does not fit: it has no vllm.engine.arg_utils.EngineArgs.get_batch_defaults"
+        )
     EngineArgs.get_batch_defaults = classmethod(
         lambda cls, world_size: PacedPlatform.batch_defaults(partial(own, world_size))
     )

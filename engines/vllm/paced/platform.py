@@ -75,6 +75,10 @@ class PacedPlatform(CpuPlatform):  # type: ignore[misc]
         from vllm.config import CompilationMode, CUDAGraphMode
 
         compilation = vllm_config.compilation_config
+        if vllm_config.model_config is not None and vllm_config.model_config.enforce_eager:
+            raise ValueError(
+                "the paced device does not know enforce_eager, whose launches a pace does not count"
+            )
         if compilation.cudagraph_mode not in (None, CUDAGraphMode.FULL_DECODE_ONLY):
             raise ValueError("the paced device has the cudagraph_mode FULL_DECODE_ONLY alone")
         compilation.mode = CompilationMode.NONE
@@ -88,7 +92,6 @@ class PacedPlatform(CpuPlatform):  # type: ignore[misc]
             ("speculative decoding but by n-grams", spec is not None and spec.method not in METHODS),
             ("speculative decoding by the V1 model runner", spec is not None and v1),
             ("LoRA", vllm_config.lora_config is not None),
-            ("enforce_eager, whose launches a pace does not count", vllm_config.model_config.enforce_eager),
             ("several ranks", parallel.world_size * parallel.data_parallel_size > 1),
         ):
             if used:

@@ -126,7 +126,7 @@ class PacedRunner(runner.GPUModelRunner):  # type: ignore[misc]
         places = lengths[:, None] + 1_000_003 * np.arange(2, columns + 1)
         others = draw(seeds[:, None], places, self._words, None)
         scores = np.tile(-0.5 * np.arange(1, columns + 1, dtype=np.float32), (rows, 1))
-        ranks = np.ones_like(shaped.selected_token_ranks.numpy())
+        ranks = np.ones(rows, np.int64)
         return shaped._replace(
             logprob_token_ids=torch.from_numpy(np.concatenate([ids[:, None], others], axis=1)),
             logprobs=torch.from_numpy(scores),

@@ -63,12 +63,17 @@ def test_replies_that_end_before_all_tokens_are_told_where_all_were_asked_for() 
     for each in measured:
         requests = each.tables["requests"]
         requests.loc[requests["arm"] == "after", "reason"] = "eos"
+        requests.loc[requests["arm"] == "before", "reason"] = "stop"  # said, though none is missing
     served = sum((each.tables["requests"]["arm"] == "after").sum() for each in measured)
-    told = warnings(comparison.result(manifest(), measured))
+    asked = Workload(max_new_tokens=6)
+    for each in measured:
+        requests = each.tables["requests"]
+        requests.loc[requests["arm"] == "before", "completion_tokens"] = 6
+    told = warnings(comparison.result(manifest(workload=asked), measured))
     assert f"ended early: {served} of {served} replies of after are shorter than asked" in told
     assert "replies of before are shorter" not in told
-    asked = manifest(workload=Workload(stop_on_eos=True))
-    assert "ended early" not in warnings(comparison.result(asked, measured))
+    natural = manifest(workload=Workload(stop_on_eos=True, max_new_tokens=6))
+    assert "ended early" not in warnings(comparison.result(natural, measured))
 
 
 def test_k_is_shown_with_what_is_assumed_of_the_host() -> None:

@@ -159,6 +159,18 @@ def test_nights_that_are_judged_again_stay_where_they_were_in_the_history() -> N
     assert not history.found_now(gates, gates[3]), "the others show it without this one"
 
 
+def test_a_change_that_this_gate_alone_shows_is_new_however_often_it_is_judged() -> None:
+    gates = nights(45, 20, 0.012)
+    (count,) = [each for each in range(1, 46) if history.found_now(gates[:each], gates[each - 1])]
+    again = msgspec.structs.replace(gates[count - 1], verdict="pass")
+    assert history.found_now(history.added(gates[:count], again), again)
+
+
+def test_a_history_that_an_earlier_version_began_goes_on() -> None:
+    """By another digest of the same setting it would begin anew. A new option makes one: say so then."""
+    assert history._setting(manifest()) == "20bddf5db3e6f248"
+
+
 def test_a_history_is_read_as_it_was_written_and_a_damaged_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "gates.jsonl"
     assert read_json_lines(path, Remembered) == []

@@ -122,6 +122,11 @@ def growing(tokens: int, reason: str | None = None, **choice: Any) -> bytes:
         ((text("a"), text("", "stop"), usage(1)), [100], [1]),  # llama.cpp's end
         ((text("a"), text("b"), text("", "stop"), usage(3)), [100, 200, 300], [1, 1, 1]),  # vLLM's, of an EOS
         ((text("a"), text("b"), text("", "length"), usage(3)), [100, 200], [-1, -1]),
+        (  # two in one chunk, as it says itself, and an end that is no token
+            (text("ab", token_ids=[1, 2]), text("c", token_ids=[3]), text("", "stop"), usage(3)),
+            [100, 200],
+            [2, 1],
+        ),
         (
             (growing(1, text=""), growing(2, text="é"), growing(2, "stop", text=""), usage(2)),
             [100, 200],
@@ -202,6 +207,8 @@ def test_where_the_server_counts_as_many_tokens_as_chunks_no_tokenizer_knows_bet
 def test_a_tokenizer_counts_where_the_server_gives_only_the_sum() -> None:
     chunks, finish, way = served(text("ab"), text("c", "stop"), usage(4), DONE, tokens=len)
     assert (way, [chunk.tokens for chunk in chunks], finish.completion_tokens) == ("tokenizer", [2, 1], 4)
+    chunks, *_ = served(text("ab"), text("c"), text("", "stop"), usage(3), DONE, tokens=len)
+    assert [chunk.tokens for chunk in chunks] == [2, 1]
 
 
 @pytest.mark.parametrize(
