@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter_ns
@@ -175,8 +175,16 @@ def test_each_turn_has_the_delay_that_it_was_given_and_says_what_it_took(tmp_pat
     assert records.turns_frame(turns.table())["delayed_ns"].tolist() == [14, 28, 42]
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """A Ctrl-C is: a shell starts in the background what is to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_a_ctrl_c_while_an_arm_is_shut_ends_the_run_once_the_arm_is_gone(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Session, monkeypatch: pytest.MonkeyPatch, heard: None
 ) -> None:
     """Early, as it is asked to stop, and late, as it is killed: neither may be lost, nor leave half of it."""
     real_end, real_signal = processes.end, processes._signal
