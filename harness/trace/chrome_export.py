@@ -14,7 +14,7 @@ import msgspec
 
 from overlap_bench.harness.trace.timeline import PROCESSES, Timeline, Track
 
-OUTPUT = PROCESSES["output"]  # whose phase has the name of one of the engine's
+ENGINE, OUTPUT = PROCESSES["engine"], PROCESSES["output"]
 Event = dict[str, object]
 
 
@@ -57,12 +57,16 @@ def _names(timeline: Timeline) -> Iterator[Event]:
 
 
 def _ranges(timeline: Timeline, base: int) -> Iterator[Event]:
+    """A phase of the output process that is called as one of the engine's says whose it is: a table by names
+    would add them up."""
+    by_engine = {each.name for each in timeline.ranges if timeline.tracks[each.track].process == ENGINE}
     for each in timeline.ranges:
         track = timeline.tracks[each.track]
         start, end = max(each.start_ns, timeline.opened_ns), min(each.end_ns, timeline.closed_ns)
+        shared = track.process == OUTPUT and each.name in by_engine
         yield {
             "ph": "X",
-            "name": f"{track.process}: {each.name}" if track.process == OUTPUT else each.name,
+            "name": f"{OUTPUT}: {each.name}" if shared else each.name,
             "cat": track.category,
             **_on(track),
             "ts": _us(start, base),
