@@ -129,8 +129,14 @@ def test_a_gate_does_not_end_early_on_a_pass_while_more_requests_fail_in_after()
     served = [{each: {plan.primary: 5.0 + number / 1000, "failed_requests": 0.0} for each in name}
               for number in range(3)]  # fmt: skip
     assert "the gate says pass" in (reason_to_stop(plan, served) or "")
-    failing = [{**each, name[1]: {**each[name[1]], "failed_requests": 2.0}} for each in served]
-    assert reason_to_stop(plan, failing) is None
+    requests = plan.rounds * plan.workload.num_requests
+
+    def failing(share: float) -> list[dict[str, dict[str, float]]]:
+        lost = {"failed_requests": share * requests}
+        return [{**each, name[1]: {**each[name[1]], **lost}} for each in served]
+
+    assert reason_to_stop(plan, failing(2 * LIMIT)) is None
+    assert reason_to_stop(plan, failing(LIMIT / 2)) is not None  # no more than a gate lets pass
 
 
 def test_the_offered_load_is_no_pass() -> None:
