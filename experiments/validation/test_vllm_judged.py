@@ -179,6 +179,16 @@ def test_what_was_measured_before_stays_until_it_is_measured_anew(found: Judgeme
     assert vllm_judged.merged(before, now).commits == ["abc"]
 
 
+def test_what_was_expected_stays_beside_what_was_run_whole_since() -> None:
+    expected = Cell(batch=64, mode="on", foretold=Row(change=-0.01), added=3)
+    run = Cell(batch=64, mode="on", whole=Row(change=-0.02))
+    kept = vllm_judged._better(expected, run)
+    assert (kept.whole, kept.foretold, kept.added) == (run.whole, expected.foretold, 3)
+    again = Cell(batch=64, mode="on", whole=run.whole, foretold=Row(change=-0.03))
+    assert vllm_judged._better(expected, again) == again
+    assert vllm_judged._better(run, expected) == run
+
+
 @pytest.mark.parametrize(
     ("steps", "said"),
     [

@@ -329,7 +329,7 @@ def of_folder(folder: Path) -> Judgement:
 
 def merged(before: Judgement, now: Judgement) -> Judgement:
     """What is known once more was measured. A cell is that of now, unless before has it run whole, or
-    expected, where now does not."""
+    expected, where now does not; what was expected of it stays beside what it is."""
     known = {(each.name, *_place(cell)): cell for each, cell in before.cells}
     changes = [
         msgspec.structs.replace(
@@ -346,7 +346,11 @@ def _better(before: Cell, now: Cell) -> Cell:
         before.whole is not None,
         before.step is not None,
     )
-    return now if as_much else before
+    if not as_much:
+        return before
+    if now.foretold is None and before.foretold is not None:  # of slopes that this folder does not have
+        return msgspec.structs.replace(now, foretold=before.foretold, added=before.added)
+    return now
 
 
 def _place(cell: Cell) -> tuple[int, str, str]:
