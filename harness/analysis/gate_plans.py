@@ -46,6 +46,7 @@ class GatePlans(msgspec.Struct, frozen=True, kw_only=True):
     plans: list[GatePlan]
     recommended: GatePlan | None
     wanted: list[str] = []  # the metrics that a gate is wanted for, where that is known
+    doubt: str = ""  # why turns were not believed: for as long as that goes on, no gate on them is decided
 
 
 def of_equal_arms(
@@ -64,8 +65,7 @@ def of_equal_arms(
     blocks know their own SD badly, and a gate that cannot decide is worth less than one that takes longer.
     """
     comparison = found.comparisons[0]
-    if any(isinstance(each, Contradicted | TurnsNotBelieved) for each in comparison.warnings):
-        offered = (*offered, *definitions.OF_PAIRS)  # nor would a gate on turns, while that goes on
+    doubts = [each.why for each in comparison.warnings if isinstance(each, Contradicted | TurnsNotBelieved)]
     measured = comparison.blocks + len(comparison.left_out)
     each = seconds / (measured + 1)  # the first boots, which are thrown away, are nearly a block
     named = [name for name in metrics or METRICS if name not in offered]
@@ -94,6 +94,7 @@ def of_equal_arms(
         sd=sds,
         plans=plans,
         wanted=list(named if metrics else ()),
+        doubt=doubts[0] if doubts else "",
         recommended=max(smallest(plans, named, within), key=lambda plan: plan.blocks, default=None)
         if metrics
         else min(fitting, key=lambda plan: (plan.limit, plan.blocks), default=None),

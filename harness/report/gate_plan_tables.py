@@ -31,7 +31,8 @@ def conclusion(found: GatePlans) -> str:
 
 
 def page(found: GatePlans) -> Page:
-    return Page(conclusion(found), (), (plan_table(found),), ())
+    doubts = [f"turns of this calibration are not believed, nor would be a gate's: {found.doubt}"]
+    return Page(conclusion(found), (), (plan_table(found),), doubts if found.doubt else ())
 
 
 def plan_table(found: GatePlans) -> Table:

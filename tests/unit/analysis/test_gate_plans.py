@@ -72,15 +72,19 @@ def test_the_offered_load_is_never_recommended() -> None:
     assert set(offered.sd) == {"tpot_ms_p50"}
 
 
-def test_turns_that_are_not_believed_are_never_recommended() -> None:
+def test_turns_that_are_not_believed_are_told_of() -> None:
     """A gate on them would stay undecided for as long as what disturbs them goes on."""
     found = comparison.result(manifest(), blocks(1.0, 6))
     for told in (Contradicted("disturbed"), TurnsNotBelieved((SLICED,), "disturbed")):
         equal = msgspec.structs.replace(found.comparisons[0], warnings=[told])
-        row = equal.metrics["tpot_ms_p50"]
-        equal = msgspec.structs.replace(equal, metrics={**equal.metrics, SLICED: row})
         doubted = msgspec.structs.replace(found, comparisons=[equal])
-        assert SLICED not in gate_plans.of_equal_arms(doubted, 70.0, None, (), None).sd
+        said = gate_plans.of_equal_arms(doubted, 70.0, None, (), None)
+        assert said.doubt == "disturbed"
+        (warned,) = gate_plan_tables.page(said).warnings
+        assert warned.startswith(
+            "turns of this calibration are not believed, nor would be a gate's: disturbed"
+        )
+    assert not gate_plan_tables.page(plans()).warnings
 
 
 # -- a gate by a plan -------------------------------------------------------------------------------------
