@@ -40,16 +40,9 @@ AT_ONCE, BURSTS = "counter.replies_at_once", "counter.replies_in_bursts"
 GATHERED, BURST = 0.5, 4  # share of all replies; chunks at once, on average
 # Of the requests; each has its tokens besides, and all of those at once may be too much for the memory.
 OF_REQUESTS = (
-    "arm",
-    "request",
-    "sent_ns",
-    "tokenized_ns",
-    "admitted_ns",
-    "finished_ns",
-    "reason",
-    "completion_tokens",
+    "arm", "request", "sent_ns", "tokenized_ns", "admitted_ns", "finished_ns", "reason", "completion_tokens",
     "error",
-)
+)  # fmt: skip
 FALLING_BEHIND = 0.5  # of the median latency: growth of the queue wait from first to last quarter
 MORE = "try fewer requests at once, or more cores"
 WIDER = "that widens the intervals"

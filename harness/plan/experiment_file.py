@@ -401,8 +401,7 @@ def settled(experiment: Experiment) -> Experiment:
 def check(experiment: Experiment) -> None:
     """Raises BadSetting where a part names something that does not exist, on any kind of device. Reads no
     file that a workload names: `check_workloads` does."""
-    for kind in DEVICE_KINDS:
-        Plan(experiment=experiment, kind=kind).designs()
+    designs = [Plan(experiment=experiment, kind=kind).designs() for kind in DEVICE_KINDS]
     if not experiment.claims or not experiment.boots:
         raise api.BadSetting("an experiment needs boots, and a claim to lay beside what they find")
     for name in (each for key, boots in experiment.boots.items() for each in (key, *boots.workloads)):
@@ -419,10 +418,8 @@ def check(experiment: Experiment) -> None:
         _check_metrics(claim, known)
         if claim.change == "goodput_req_s":
             raise api.BadSetting(f"{claim.change} needs limits, and a file gives none: put another metric")
-        for kind in DEVICE_KINDS:
-            check_split(
-                Plan(experiment=experiment, kind=kind).designs()[claim.boots][claim.workload], [claim.change]
-            )
+        for each in designs:
+            check_split(each[claim.boots][claim.workload], [claim.change])
         if claim.change in OF_TURNS and not boots.segments:
             raise api.BadSetting(
                 f"{claim.change} is measured in turns: give {claim.boots} interleaved_rounds"

@@ -31,7 +31,10 @@ def conclusion(found: GatePlans) -> str:
 
 
 def page(found: GatePlans) -> Page:
-    doubts = [f"turns of this calibration are not believed, nor would be a gate's: {found.doubt}"]
+    doubts = [
+        f"turns of this calibration are not believed, and nor would a gate's be while that goes on: "
+        f"{found.doubt}; calibrate anew on a quieter machine"
+    ]
     return Page(conclusion(found), (), (plan_table(found),), doubts if found.doubt else ())
 
 

@@ -318,6 +318,11 @@ def test_settings_in_the_environment_hold(two: Path, monkeypatch: pytest.MonkeyP
         worktrees.ignored_of(two, [built])
 
 
+def test_in_a_bare_repository_nothing_was_built_that_git_would_ignore(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--bare", "--quiet")
+    assert worktrees.ignored_of(tmp_path, [Path("built.so")]) == set()
+
+
 def test_settings_that_are_included_by_a_relative_path_are_taken_as_they_are(two: Path) -> None:
     (two / "shared.gitconfig").write_text("[user]\n\tname = Somebody\n")
     git(two, "config", "include.path", "../shared.gitconfig")

@@ -202,6 +202,13 @@ def test_guidellm_says_what_it_said(tmp_path: Path) -> None:
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-3)
     assert min(found["ttft_ms_p50"], found["tpot_ms_p50"], found["latency_ms_p50"]) > 0
     assert not any(name.startswith("itl") for name in found)  # it tells no chunk between first and last
+    # Of a reply of two chunks it does: but a mean over such alone would stand for all.
+    requests[0]["info"]["timings"]["token_iterations"] = 2
+    short = tmp_path / "two-chunks.json"
+    whole = document(GUIDELLM)
+    whole["benchmarks"][0]["requests"]["successful"] = requests
+    short.write_text(json.dumps(whole))
+    assert not any(name.startswith("itl") for name in had(short, to=tmp_path / "short")[0])
 
 
 def test_aiperfs_aggregates_and_its_requests_agree(tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ def test_what_can_not_be_delayed_is_refused_before_anything_boots(tmp_path: Path
             (*SMALL, "--phase", "append", "--saves", "schedule=13us"),
             "--saves schedule needs --phase schedule",
         ),
+        (
+            (*SMALL, "--arrival", "poisson", "--rate", "4"),
+            "steps of one batch are measured; give --concurrency",
+        ),
         ((*SMALL, "--trials", "1"), "at least 2 trials"),
         ((*SMALL, "--set", "recorder=off"), "recorder=off keeps none"),
         ((*SMALL, "--max-new-tokens", "8"), "--max-new-tokens of 16 or more"),

@@ -2,14 +2,18 @@
 
 import json
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import WordLevel
 
 from overlap_bench.engines import api
+from overlap_bench.engines.openai.engine import tokens_of
 from overlap_bench.engines.openai.events import split
 from overlap_bench.engines.openai.replies import Reply, outcome
 from overlap_bench.engines.openai.requests import body
@@ -430,3 +434,18 @@ def test_a_usage_that_comes_with_an_empty_choice_is_no_token() -> None:
     (error,) = outcome(reply(said("", "length"), hidden, DONE), None).events
     assert isinstance(error, api.Error)
     assert "counts 64 tokens and streams none" in error.message
+
+
+def test_a_tokenizer_that_puts_a_space_before_each_text_counts_a_chunk_s_own_once(tmp_path: Path) -> None:
+    """As Llama 2's does: taken as it is, " b" would be two tokens."""
+    words = {word: number for number, word in enumerate(("<unk>", "\u2581", "\u2581a", "\u2581b"))}
+    made = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    made.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert len(made.encode(" b", add_special_tokens=False).ids) == 2
+    count = tokens_of(str(tmp_path / "tokenizer.json"))
+    assert count is not None
+    assert [count(text) for text in ("a", " b", "a b", " ")] == [1, 1, 2, 2]

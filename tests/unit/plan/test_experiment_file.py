@@ -79,6 +79,7 @@ def test_a_share_is_of_a_mean_over_the_same_steps(name: str) -> None:
     ("old", "new", "message"),
     [
         ("trials = 6", "trialz = 6", "unknown key 'trialz'; did you mean trials?"),
+        ('"launch_lag_us"', '"goodput_req_s"', "goodput_req_s needs limits, and a file gives none"),
         ("question =", "qestion =", "unknown key 'qestion'; did you mean question?"),
         ('arm = "no-wait"', 'arm = "no-wayt"', "unknown arm of load 'no-wayt'; did you mean no-wait?"),
         ('"copy-done:before"', '"copy-dun:before"', "unknown variant 'copy-dun'; did you mean copy-done?"),

@@ -312,6 +312,14 @@ def measured(tpot_ms: float) -> node.Measured:
     )
 
 
+def test_a_machine_that_joins_again_under_its_name_has_had_no_first_boots(tmp_path: Path) -> None:
+    plan = manifest(3)
+    write_manifest(tmp_path, plan)
+    job = driver.job_of({tmp_path: plan}, lambda event: None)
+    job.keep(job.take(), replace(measured(4.0), id="its first id"))
+    assert job.warm == {"its first id"}  # and not "a-node", which its next id has too
+
+
 @pytest.mark.parametrize(
     ("asked_here", "changed", "believed"),
     [(True, {}, True), (False, {}, False), (True, {"name": "x"}, False)],
