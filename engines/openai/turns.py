@@ -164,7 +164,7 @@ class Turning:
     @property
     def ran_on(self) -> bool:
         """Whether it worked while it was stopped, as on another machine (`ssh -L`): when its turns begin,
-        half of their steps are there at once."""
+        half of their steps are there at once, or three quarters where turns are short."""
         long, short = list[bool](), list[bool]()
         turns = pairwise((*self._begun[1:], (self._wanted, 0)))
         for parked_ns, ((first, begun_ns), (behind, _)) in zip(self._parked_ns, turns, strict=False):

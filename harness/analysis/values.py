@@ -162,7 +162,7 @@ def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
         said = gate.overall(judged(design, per_block, design.gated, design.gate.max_regression))
         enough, found = said != "undecided", f"the gate says {said}"
         if said == "pass" and fails_more(design, per_block):  # more trials tell whether by chance
-            enough, found = False, "the gate says pass, but more requests failed in after"
+            enough, found = False, "the gate says pass, but in after more requests fail than it may let pass"
     else:
         enough, found = _enough_of_primary(design, until, per_block)
     alpha = design.alpha(done) if design.gate is None else 2 * design.one_sided(done)
