@@ -187,21 +187,24 @@ def _cell(
     cells: Cells, found: Sensitivity | None, name: str, phase: str, batch: int, mode: str, at: str
 ) -> Cell:
     """How long its phase takes is the host's own: where a change was not run, its phase is that of the run
-    without async scheduling at this host's k."""
+    without async scheduling at this host's k. Where it was run, what a step feels is a share of that run's
+    step: a slope may be of another day, on which this host was slower."""
     run = cells.get(cell_name(name, batch, mode, at), {})
     near = run if "phase" in run else cells.get(cell_name(name, batch, "off"), {})
     own = _row(near.get("phase"))
     every = {name: _row(each) for name, each in near.get("phases", {phase: near.get("phase")}).items()}
     known = {} if own is None else {name: each for name, each in every.items() if each is not None}
     outputs = run.get("outputs")
+    whole = _row(run.get("step"))
+    step_us = 1000 * whole.before if whole and whole.before else found.step_us if found else 0.0
     return Cell(
         batch=batch,
         mode=mode,
         at=at,
         phase=own,
         added=len(known),
-        foretold=foretold(known, found.phases, found.step_us) if known and found else None,
-        whole=_row(run.get("step")),
+        foretold=foretold(known, found.phases, step_us) if known and found else None,
+        whole=whole,
         metric=run.get("metric", SLICED),
         trials=run.get("trials"),
         outputs=None if outputs is None else (outputs["identical"], outputs["compared"]),

@@ -21,15 +21,15 @@ from tests.support.places import REFERENCE, ROOT
 Found = dict[str, dict[str, Any]]
 
 
-def row(change: float, half: float = 0.001, **more: Any) -> dict[str, Any]:
-    ends = {"ci_low": change - half, "ci_high": change + half}
-    return {"before": 1000.0, "after": 1000 * (1 + change), "change": change, **ends, "verdict": None, **more}
+def row(change: float, half: float = 0.001, before: float = 1000, **more: Any) -> dict[str, Any]:
+    ends = {"ci_low": change - half, "ci_high": change + half, "verdict": None}
+    return {"before": before, "after": before * (1 + change), "change": change, **ends, **more}
 
 
-def run(phase: float | None, step: float | None, half: float = 0.001) -> dict[str, Any]:
-    """What vllm_toggles keeps of a variant's run, its phase of 1,000 us."""
-    rows = {"phase": phase, "step": step}
-    found = {name: row(change, half) for name, change in rows.items() if change is not None}
+def run(phase: float | None, step: float | None, half: float = 0.001, ms: float = 10) -> dict[str, Any]:
+    """What vllm_toggles keeps of a variant's run, its phase of 1,000 us, its step of so many ms."""
+    rows = {"phase": (phase, 1000.0), "step": (step, ms)}
+    found = {name: row(each, half, before) for name, (each, before) in rows.items() if each is not None}
     return {**found, "outputs": {"compared": 8, "identical": 8, "near_ties": 0}}
 
 
@@ -128,6 +128,15 @@ def test_what_is_hidden_is_not_felt_however_large_its_slope_is_beyond_the_slack(
     assert off.foretold.change == pytest.approx(-0.02)
     assert off.foretold.ends == pytest.approx((-0.201 * 1.1 / 10, -0.199 * 0.9 / 10))
     assert on.foretold == Row(change=0, ci_low=0, ci_high=0)
+
+
+def test_a_run_of_a_slower_day_than_the_slopes_is_a_share_of_its_own_step(tmp_path: Path) -> None:
+    sensitivity_at(tmp_path, "slope 64 off", 10_000, 0)
+    changes = judgement.judged({"vllm-update 64 off": run(-0.2, -0.01, ms=20)}, tmp_path)
+    (update,) = [each for each in changes if each.name == "vllm-update"]
+    (cell,) = [each for each in update.of("off") if each.batch == 64]
+    assert cell.foretold is not None
+    assert cell.foretold.change == pytest.approx(-0.01)
 
 
 def test_what_a_step_feels_is_the_sum_of_its_phases() -> None:
@@ -230,7 +239,7 @@ def test_claims_get_the_phase_and_the_step_and_a_rewriting_no_verdict_on_its_sou
         (SLICED, 64, -0.021),
     ]
     assert update[0].verdict == "descriptive; our rewriting, none on the source's own code"
-    assert (update[1].device, update[1].step_ms) == ("paced: a-pace*k", 1000.0)
+    assert (update[1].device, update[1].step_ms) == ("paced: a-pace*k", 10)
 
 
 def test_cells_are_commands_and_those_of_earlier_calls_keep_their_names() -> None:
