@@ -36,7 +36,7 @@ STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99"
 
 
 def bring(*names: object, to: Path, **more: Any) -> tuple[Path, Result]:
-    asked = {"name": None, "engine": None, "fresh_boots": False, **more}
+    asked = {"name": None, "engine": None, "fresh_boots": False, "goodput": {}, **more}
     return importing.bring([str(name) for name in names], to, **asked)
 
 

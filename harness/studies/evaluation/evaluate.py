@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,7 +35,7 @@ from overlap_bench.harness.run.session import Session
 from overlap_bench.harness.stats.stopping import ALPHA
 from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.files import EVALUATION_FILE, SCHEMA_VERSION, write_json
-from overlap_bench.harness.store.manifest import create, discard, without_places
+from overlap_bench.harness.store.manifest import whole_or_none, without_places
 
 OWN_TASKS = Path(__file__).with_name("tasks")
 INSTALL = "pip install 'overlap-bench[eval]'"
@@ -98,9 +97,7 @@ def evaluate(
 ) -> Evaluated:
     """Ask every arm, one after the other, and keep what came of it in a new folder under `results`. Raises
     BadSetting, EngineError, RunFailed, WriteFailed; an evaluation that is not finished leaves no folder."""
-    now = datetime.now().astimezone()
-    folder = create(results, f"eval-{name}", now)
-    try:
+    with whole_or_none(results, f"eval-{name}") as (folder, now):
         manager = _manager(tasks)
         with Session(generator=False) as session:
             asked = [_ask(session, manager, arm, tasks, limit, few, say) for arm in arms]
@@ -119,9 +116,6 @@ def evaluate(
         }
         write_json(folder / EVALUATION_FILE, about)
         tables.write_table(folder / "items.parquet", _items(asked))
-    except BaseException:
-        discard(folder)
-        raise
     differ = result.answers.apart or result.answers.texts_differ
     alike = len({(arm.options.model, arm.options.max_context) for arm in arms}) == 1
     promised = alike and all(each.description.deterministic for each in asked)
