@@ -60,23 +60,16 @@ class ProfiledArm(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Nsys:
-    """Nsight Systems as it is asked for."""
-
     path: str
     graph_trace: str
 
 
-@dataclass(frozen=True, slots=True)
-class Profiled:
-    """A profile on disk; `traces`, one per arm, are what an analysis reads."""
-
-    traces: tuple[Path, ...]
-    picture: Path
-
-
-def profile(design: Design, steps: int, nsys: Nsys | None, results: Path, say: Say) -> Profiled:
-    """Profile every arm into a new folder under `results`. Raises BadSetting, RunFailed, WriteFailed; a
-    profile that is not finished leaves no folder."""
+def profile(
+    design: Design, steps: int, nsys: Nsys | None, results: Path, say: Say
+) -> tuple[list[Path], Path]:
+    """Profile every arm into a new folder under `results`: the traces, one per arm, that an analysis reads,
+    and the picture. Raises BadSetting, RunFailed, WriteFailed; a profile that is not finished leaves no
+    folder."""
     with whole_or_none(results, f"{PROFILE}-{design.name}") as (folder, now):
         say(f"writing to {folder}")
         programs = [] if nsys is None else commands(nsys, design, steps, folder)
@@ -122,8 +115,7 @@ def profile(design: Design, steps: int, nsys: Nsys | None, results: Path, say: S
             "nsys saw no GPU: its reports have ranges and system calls, but no kernels and no copies; the "
             "tables are of the built-in timeline"
         )
-    traces = tuple(folder / f"{arm.name}{analysed}" for arm in design.arms)
-    return Profiled(traces, folder / PICTURES[0])
+    return [folder / f"{arm.name}{analysed}" for arm in design.arms], folder / PICTURES[0]
 
 
 def capture(design: Design, steps: int, say: Say) -> list[Captured]:

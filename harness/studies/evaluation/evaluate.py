@@ -45,15 +45,6 @@ Values = Mapping[tuple[str, str], Mapping[int, float]]  # (task, metric) → ite
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
-    """`answers_differ`: whether they do although the engines promise equal ones."""
-
-    result: Evaluation
-    answers_differ: bool
-    folder: Path
-
-
-@dataclass(frozen=True, slots=True)
 class Asked:
     """What one arm said. `groups`: the tasks of each group."""
 
@@ -67,7 +58,7 @@ def check(tasks: Sequence[str], limit: int | None, few: int | None) -> None:
     """Raises BadSetting for what can't be asked, and where lm-eval is not installed."""
     if find_spec("lm_eval") is None:
         raise api.BadSetting(f"bench eval needs lm-eval, which is not installed: {INSTALL}")
-    if not tasks or "" in tasks:
+    if "" in tasks:
         raise api.BadSetting("--tasks needs names such as mmlu,hellaswag")
     if limit is not None and limit < 1:
         raise api.BadSetting(f"--limit must be at least 1, not {limit}")
@@ -94,9 +85,10 @@ def evaluate(
     few: int | None,
     results: Path,
     say: Say,
-) -> Evaluated:
-    """Ask every arm, one after the other, and keep what came of it in a new folder under `results`. Raises
-    BadSetting, EngineError, RunFailed, WriteFailed; an evaluation that is not finished leaves no folder."""
+) -> tuple[Evaluation, bool]:
+    """Ask every arm, one after the other, and keep what came of it in a new folder under `results`; whether
+    answers differ although the engines promise equal ones. Raises BadSetting, EngineError, RunFailed,
+    WriteFailed; an evaluation that is not finished leaves no folder."""
     with whole_or_none(results, f"eval-{name}") as (folder, now):
         manager = _manager(tasks)
         with Session(generator=False) as session:
@@ -119,7 +111,8 @@ def evaluate(
     differ = result.answers.apart or result.answers.texts_differ
     alike = len({(arm.options.model, arm.options.max_context) for arm in arms}) == 1
     promised = alike and all(each.description.deterministic for each in asked)
-    return Evaluated(result, bool(promised and differ), folder)
+    say(f"written to {folder}")
+    return result, bool(promised and differ)
 
 
 # ---------------------------------------------------------------------------------------------------------
