@@ -88,7 +88,6 @@ def measure(
 
 
 def _kept(folder: Path) -> bool:
-    """Whether a sweep has a finished block."""
     return any(tables.finished_blocks(run) for run, _ in sweep.runs_in(folder))
 
 
