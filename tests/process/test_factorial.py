@@ -78,23 +78,6 @@ def test_effects_that_were_put_in_come_out(count: int, data: st.DataObject) -> N
         assert found.sd == pytest.approx(0, abs=1e-9)  # what a block's arms share, cancels
 
 
-def test_effects_by_hand() -> None:
-    settings = np.array([[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]])
-    values = np.exp(np.array([[0.0, 0.10, 0.20, 0.36]]))
-    plan = contrasts.plan("ab", settings)
-    logs = {each.term: float(np.log(values[0]) @ each.weights) for each in plan.contrasts}
-    assert set(logs) == {("a",), ("b",), ("a", "b")}
-    assert logs["a",] == pytest.approx((0.10 + 0.16) / 2)  # mean of a's effect at b's before and after
-    assert logs["b",] == pytest.approx((0.20 + 0.26) / 2)
-    assert logs["a", "b"] == pytest.approx((0.16 - 0.10) / 2)  # half the difference of the two
-    for weights, expected in (
-        (contrasts.alone(settings, 0), 0.10),
-        (contrasts.with_others(settings, 0), 0.16),
-        (contrasts.together(settings), 0.36),
-    ):
-        assert np.log(values[0]) @ weights == pytest.approx(expected)
-
-
 def test_of_two_settings_the_main_effect_is_the_paired_comparison() -> None:
     before, after = [4.0, 4.2, 3.9], [3.9, 4.0, 3.9]
     (only,) = contrasts.plan("a", corners(1)).contrasts
