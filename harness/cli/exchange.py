@@ -134,6 +134,5 @@ def eval_(
     names = tuple(tasks.split(","))
     evaluate.check(names, limit, num_fewshot)
     arms = evaluate.scoring(engines, design.arms)
-    found = evaluate.evaluate(design.name, arms, names, limit, num_fewshot, out, say)
-    say(f"written to {found.folder}")
-    printing.end_with(found.result, format, found.answers_differ)
+    result, differ = evaluate.evaluate(design.name, arms, names, limit, num_fewshot, out, say)
+    printing.end_with(result, format, differ)

@@ -76,9 +76,9 @@ def profile(
     if found is None and graph_trace is not None:
         raise api.BadSetting("--graph-trace applies only with nsys; give --nsys PATH")
     tool = None if found is None else profiling.Nsys(found, graph)
-    profiled = profiling.profile(design, wanted, tool, out, say)
-    _show(_read(profiled.traces, of_profile=True), all_tables, format)
-    say(f"the picture is {profiled.picture}; the traces open in ui.perfetto.dev")
+    traces, picture = profiling.profile(design, wanted, tool, out, say)
+    _show(_read(traces, of_profile=True), all_tables, format)
+    say(f"the picture is {picture}; the traces open in ui.perfetto.dev")
 
 
 @partial(measuring, without=OF_A_LINE)

@@ -50,8 +50,6 @@ class Ref(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Patch(msgspec.Struct, frozen=True, kw_only=True):
-    """A diff as it was given."""
-
     file: str  # that it was read from
     text: str
     strip: int  # leading folders of its paths that are none of the package's
@@ -67,7 +65,6 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def packages(self) -> list[str]:
-        """The top-level packages and modules of its files."""
         return list(dict.fromkeys(map(package_of, self.files)))
 
 
@@ -210,7 +207,6 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_end_early(self) -> bool:
-        """Whether it may end before `blocks` are done."""
         return self.until is not None or self.max_minutes is not None
 
     @property
@@ -251,7 +247,6 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gated(self) -> tuple[str, ...]:
-        """The metrics that its gate is about."""
         return (self.primary, *(self.secondaries if self.gate is not None else ()))
 
     def check(self) -> None:

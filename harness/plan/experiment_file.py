@@ -487,7 +487,6 @@ def counter_as_shown(name: str) -> str:
 
 
 def unit_of(name: str) -> str:
-    """The unit of a metric or a counter."""
     if name in definitions.METRICS:
         return definitions.METRICS[name].unit
     return EXTRA.get(name) or ("us" if name.endswith("_us") else "per step")

@@ -10,7 +10,7 @@ import msgspec
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.request import Request
-from overlap_bench.harness.plan.settings import PLANTED, make_design, parse_typed, spelled
+from overlap_bench.harness.plan.settings import PLANTED, make_design, parse_typed, spelled, types_of
 from overlap_bench.harness.plan.variants import Variant
 from overlap_bench.harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
 from overlap_bench.harness.workload.plan import PLACES_FILLED, check
@@ -95,12 +95,11 @@ def check_axis(axis: Axis, request: Request, engines: Mapping[str, api.EngineSpe
 
 def kinds() -> dict[str, str]:
     """What can be swept besides toggles: where each setting belongs."""
-    options = (field.name for field in msgspec.structs.fields(api.EngineOptions))
     return {
         "variant": "variant",
         "engine": "engine",
-        **dict.fromkeys((field.name for field in msgspec.structs.fields(Workload)), "workload"),
-        **dict.fromkeys((name for name in options if name not in NOT_SWEPT), "option"),
+        **dict.fromkeys(types_of(Workload), "workload"),
+        **dict.fromkeys((name for name in types_of(api.EngineOptions) if name not in NOT_SWEPT), "options"),
         "python": "both",
     }
 
@@ -109,20 +108,14 @@ def asked_at(request: Request, at: Mapping[str, str]) -> Request:
     """What was asked, with the settings of a point."""
     for name, value in at.items():
         match kinds().get(name, "both"):
-            case "variant":
-                request = msgspec.structs.replace(request, variant=value)
-            case "engine":
-                request = msgspec.structs.replace(request, engine=value)
+            case "variant" | "engine":
+                request = msgspec.structs.replace(request, **{name: value})
             case "workload":
-                fields = {field.name: field.type for field in msgspec.structs.fields(Workload)}
-                request = msgspec.structs.replace(
-                    request, workload={**request.workload, name: parse_typed(name, value, fields[name])}
-                )
-            case "option":  # not as a change of the arms: a variant's metrics stay its own
-                known = {field.name: field.type for field in msgspec.structs.fields(api.EngineOptions)}
-                request = msgspec.structs.replace(
-                    request, options={**request.options, name: parse_typed(name, value, known[name])}
-                )
+                typed = parse_typed(name, value, types_of(Workload)[name])
+                request = msgspec.structs.replace(request, workload={**request.workload, name: typed})
+            case "options":  # not as a change of the arms: a variant's metrics stay its own
+                typed = parse_typed(name, value, types_of(api.EngineOptions)[name])
+                request = msgspec.structs.replace(request, options={**request.options, name: typed})
             case _:
                 request = msgspec.structs.replace(request, both=(*request.both, f"{name}={value}"))
     return msgspec.structs.replace(request, workload=with_arrival(request.workload, at))

@@ -109,11 +109,10 @@ def make_arm(
     `python`, `patch`, `env.NAME`) made to it. `measures_k`: the interpreter that measures a pace's k (this
     one); it is started at once, so never one that a file names which nobody has trusted yet."""
     spec = api.pick(changes.get("engine", engine), engines, "engine")
-    fields = msgspec.structs.fields(api.EngineOptions)
-    options_by_name = {field.name: field for field in fields if field.name not in PLANTED}
-    kinds = {**dict.fromkeys(options_by_name, "option"), "python": "python", "engine": "engine"}
-    kinds["patch"] = "patch"
-    kinds |= {each.name: "toggle" for each in (*spec.toggles, *spec.settings)}
+    types = types_of(api.EngineOptions)
+    options_by_name = {field: kind for field, kind in types.items() if field not in PLANTED}
+    own = [each.name for each in (*spec.toggles, *spec.settings)]
+    known = dict.fromkeys([*options_by_name, "python", "engine", "patch", *own])
     new_toggles, new_options = dict(toggles), dict(options)
     env: dict[str, str] = {}
     for key, value in changes.items():
@@ -124,11 +123,11 @@ def make_arm(
                 raise api.BadSetting(f"{key} would be stored with the run: export it instead")
             env[key.removeprefix("env.")] = value
             continue
-        kind = api.pick(key, kinds, "setting")
-        if kind == "toggle":
+        api.pick(key, known, "setting")
+        if key in own:
             new_toggles[key] = value
-        elif kind == "option":
-            new_options[key] = parse_typed(key, value, options_by_name[key].type)
+        elif key in options_by_name:
+            new_options[key] = parse_typed(key, value, options_by_name[key])
     if new_options.get("pace"):
         new_toggles |= {name: choice for name, choice in spec.paced_toggles.items() if name not in changes}
     full = spec.check(new_toggles)
@@ -177,7 +176,6 @@ def _check_server(arm: str, settings: Mapping[str, str]) -> None:
 def make_options(
     spec: api.EngineSpec, values: Mapping[str, object], measures_k: str | None = None
 ) -> api.EngineOptions:
-    """Options of this engine from a mapping by their names."""
     if values.get("pace"):
         if spec.paced is None:
             raise api.BadSetting(f"engine {spec.name} has no device with a pace: leave pace out")
@@ -239,10 +237,15 @@ def workload_values(
     return values
 
 
+def types_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The type of each field, by its name."""
+    return {field.name: field.type for field in msgspec.structs.fields(kind)}
+
+
 def _convert(values: Mapping[str, object], kind: type[T], what: str) -> T:
-    names = {field.name: field.name for field in msgspec.structs.fields(kind)}
+    known = types_of(kind)
     for name in values:
-        api.pick(name, names, what)
+        api.pick(name, known, what)
     try:
         return msgspec.convert(dict(values), type=kind)
     except msgspec.ValidationError as error:

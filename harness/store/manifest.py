@@ -374,6 +374,18 @@ def discard(folder: Path) -> None:
 
 
 @contextmanager
+def whole_or_none(results: Path, name: str) -> Iterator[tuple[Path, datetime]]:
+    """A folder that `create` makes, and when it did; what ends in between leaves none."""
+    now = datetime.now().astimezone()
+    folder = create(results, name, now)
+    try:
+        yield folder, now
+    except BaseException:
+        discard(folder)
+        raise
+
+
+@contextmanager
 def held(folder: Path) -> Iterator[None]:
     """A run's folder, locked for this process: two that measured its blocks at the same time would mix them.
     Raises StoreError where another one has it. On a file system without such locks nothing is locked."""

@@ -77,8 +77,6 @@ def begin(request: Request, good: str, bad: str, metric: str | None, out: Path) 
         overlay.check(pattern)
     refs = worktrees.resolve(good, Path.cwd()), worktrees.resolve(bad, Path.cwd())
     commits = worktrees.between(*refs)
-    if metric is not None:
-        check_gated([metric], DEFAULT_LIMIT)
     asked = {**request.design, **({} if metric is None else {"primary": metric})}
     request = msgspec.structs.replace(request, refs=refs, design={**asked, "max_minutes": MINUTES})
     design = make_design(request, engines_of(refs), load_variants(), guess_device)

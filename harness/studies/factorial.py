@@ -49,6 +49,5 @@ def read(folder: Path) -> tuple[Result, bool]:
 
 
 def check_factorial(folder: Path, manifest: Manifest) -> None:
-    """Raises BadSetting for another kind of run."""
     if manifest.design.factorial is None:
         raise api.BadSetting(f"{folder} is not a factorial: its arms are not all settings of some toggles")

@@ -54,6 +54,7 @@ def measure(
     base, head = asked.base_ref, asked.head_ref
     if asked.history is not None and not (base and head):
         raise api.BadSetting(history.NEEDS_REFS)
+    check_gated(asked.metric, _limit(asked))
     if {"primary", "secondaries"} & set(request.design):
         raise api.BadSetting("a gate is about its --metric; leave --primary and --secondary out")
     if request.until_precision is not None:

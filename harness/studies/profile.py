@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,7 +17,7 @@ import msgspec
 from overlap_bench.engines import api
 from overlap_bench.engines.tracing import WINDOW, WINDOW_DOMAIN
 from overlap_bench.harness.common import processes
-from overlap_bench.harness.common.machine import Code, Machine, code, fingerprint, versions
+from overlap_bench.harness.common.machine import code, fingerprint, versions
 from overlap_bench.harness.common.processes import Child, postponed, undisturbed
 from overlap_bench.harness.plan.design import Arm, Design, round_seed
 from overlap_bench.harness.run import records
@@ -26,7 +25,7 @@ from overlap_bench.harness.run.hosts import RunFailed, environment
 from overlap_bench.harness.run.session import Booted, Session
 from overlap_bench.harness.run.trial import least_context, planned, warmup
 from overlap_bench.harness.store.files import PROFILE, PROFILE_FILE, SCHEMA_VERSION, write_bytes, write_json
-from overlap_bench.harness.store.manifest import create, discard, without_places
+from overlap_bench.harness.store.manifest import whole_or_none, without_places
 from overlap_bench.harness.trace import picture
 from overlap_bench.harness.trace.chrome_export import chrome_trace
 from overlap_bench.harness.trace.timeline import Timeline, timeline
@@ -59,51 +58,28 @@ class ProfiledArm(msgspec.Struct, frozen=True, kw_only=True):
     file: str  # that gets the Captured, as msgpack
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
-    """profile.json, beside the traces and the picture."""
-
-    schema_version: int
-    kind: str  # "profile"
-    run: str
-    created: str
-    design: Design
-    steps: int
-    nsys: list[list[str]]  # the commands that captured; none without nsys
-    machine: Machine
-    code: Code
-    versions: dict[str, str]
-    descriptions: dict[str, api.Description]
-
-
 @dataclass(frozen=True, slots=True)
 class Nsys:
-    """Nsight Systems as it is asked for."""
-
     path: str
     graph_trace: str
 
 
-@dataclass(frozen=True, slots=True)
-class Profiled:
-    """A profile on disk; `traces`, one per arm, are what an analysis reads."""
-
-    folder: Path
-    traces: tuple[Path, ...]
-    picture: Path
-
-
-def profile(design: Design, steps: int, nsys: Nsys | None, results: Path, say: Say) -> Profiled:
-    """Profile every arm into a new folder under `results`. Raises BadSetting, RunFailed, WriteFailed; a
-    profile that is not finished leaves no folder."""
-    now = datetime.now().astimezone()
-    folder = create(results, f"{PROFILE}-{design.name}", now)
-    try:
+def profile(
+    design: Design, steps: int, nsys: Nsys | None, results: Path, say: Say
+) -> tuple[list[Path], Path]:
+    """Profile every arm into a new folder under `results`: the traces, one per arm, that an analysis reads,
+    and the picture. Raises BadSetting, RunFailed, WriteFailed; a profile that is not finished leaves no
+    folder."""
+    with whole_or_none(results, f"{PROFILE}-{design.name}") as (folder, now):
         say(f"writing to {folder}")
+        programs = [] if nsys is None else commands(nsys, design, steps, folder)
         if nsys is None:
             captured = capture(design, steps, say)
         else:
-            programs = zip(design.arms, commands(nsys, design, steps, folder), strict=True)
-            captured = [_capture_with(nsys.path, arm, program, folder, say) for arm, program in programs]
+            captured = [
+                _capture_with(nsys.path, arm, program, folder, say)
+                for arm, program in zip(design.arms, programs, strict=True)
+            ]
         say("drawing")
         for each in captured:
             told = {
@@ -118,23 +94,20 @@ def profile(design: Design, steps: int, nsys: Nsys | None, results: Path, say: S
             f"{design.name}: steady decode, profiled, on the {kind} device",
             [folder / name for name in PICTURES],
         )
-        about = About(
-            schema_version=SCHEMA_VERSION,
-            kind=PROFILE,
-            run=folder.name,
-            created=now.isoformat(timespec="seconds"),
-            design=design,
-            steps=steps,
-            nsys=[] if nsys is None else commands(nsys, design, steps, folder),
-            machine=fingerprint(),
-            code=code(),
-            versions=versions(),
-            descriptions={each.timeline.arm: without_places(each.description) for each in captured},
-        )
+        about = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": PROFILE,
+            "run": folder.name,
+            "created": now.isoformat(timespec="seconds"),
+            "design": design,
+            "steps": steps,
+            "nsys": programs,  # the commands that captured; none without nsys
+            "machine": fingerprint(),
+            "code": code(),
+            "versions": versions(),
+            "descriptions": {each.timeline.arm: without_places(each.description) for each in captured},
+        }
         write_json(folder / PROFILE_FILE, about)
-    except BaseException:
-        discard(folder)
-        raise
     # nsys sees no device where there is no GPU: then our own timeline is what there is to analyse.
     analysed = EXPORT if nsys is not None and kind == "cuda" else TRACE
     if nsys is not None and analysed == TRACE:
@@ -142,8 +115,7 @@ def profile(design: Design, steps: int, nsys: Nsys | None, results: Path, say: S
             "nsys saw no GPU: its reports have ranges and system calls, but no kernels and no copies; the "
             "tables are of the built-in timeline"
         )
-    traces = tuple(folder / f"{arm.name}{analysed}" for arm in design.arms)
-    return Profiled(folder, traces, folder / PICTURES[0])
+    return [folder / f"{arm.name}{analysed}" for arm in design.arms], folder / PICTURES[0]
 
 
 def capture(design: Design, steps: int, say: Say) -> list[Captured]:

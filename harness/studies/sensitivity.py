@@ -6,7 +6,6 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -23,7 +22,7 @@ from overlap_bench.harness.run.session import Booted, Session
 from overlap_bench.harness.run.trial import of_segment, planned
 from overlap_bench.harness.stats.knee import fit
 from overlap_bench.harness.store.files import SCHEMA_VERSION, write_json
-from overlap_bench.harness.store.manifest import create, discard
+from overlap_bench.harness.store.manifest import whole_or_none
 
 BATCH = 16  # of a step, where the workload does not say
 # Sizes of delays, by the length of a step: of a first look; where nothing is hidden; and above a slack, below
@@ -76,16 +75,11 @@ def measure(
     plan = Plan(
         arm, msgspec.structs.replace(design, workload=workload, **turns), tuple(wanted) or spec.phases
     )
-    folder = create(out, f"sensitivity-{arm.engine}", datetime.now().astimezone())
-    try:
+    with whole_or_none(out, f"sensitivity-{arm.engine}") as (folder, _):
         say(f"writing to {folder}")
-        found = _measure(plan, folder.name, say)
-        found = sensitivity.with_savings(found, saves)
+        found = sensitivity.with_savings(_measure(plan, folder.name, say), saves)
         write_json(folder / sensitivity.FILE, found)
-    except BaseException:
-        discard(folder)
-        raise
-    return found
+        return found
 
 
 def parse_savings(texts: Sequence[str]) -> dict[str, float]:

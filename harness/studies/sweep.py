@@ -3,7 +3,7 @@ first block of every point comes first, then the second of every point: all of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,13 +22,14 @@ from overlap_bench.harness.plan.variants import load_variants
 from overlap_bench.harness.run.forecast import NoTime
 from overlap_bench.harness.store import sweep, tables, trust
 from overlap_bench.harness.store.files import SWEEP_FILE, create_within, write_json
-from overlap_bench.harness.store.manifest import check_same_data, create, discard, run_of
+from overlap_bench.harness.store.manifest import Run, check_same_data, create, discard, run_of
 from overlap_bench.harness.store.sweep import Sweep
 from overlap_bench.harness.store.trust import Admit
 from overlap_bench.harness.studies import measure as measure_
 from overlap_bench.harness.studies.measure import Display, Joined, Steps
 
 Say = Callable[[str], None]
+ENDED = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,16 @@ def measure(
 
     for point in points:
         check_metrics(point.design)
+    now = datetime.now().astimezone()
     if resume is not None:
         stored = sweep.read(resume)
         made_here = bool(points) or admit(resume, stored.designs, stored.signature)
-        check_resume(stored, axes, points)
+        here = sweep.described_here(axes or stored.axes, points or stored.points, stored.sweep, now)
+        sweep.check_resume(stored, here)
         for _, manifest in sweep.runs_in(resume):
             check_same_data(manifest)
         _measure_all(resume, stored, say, display, admit, cluster, made_here)
         return resume
-    now = datetime.now().astimezone()
     folder = create(out, "-".join(["sweep", *(axis.name for axis in axes)]), now)
     planned = sweep.described_here(axes, points, folder.name, now)
     planned = msgspec.structs.replace(planned, signature=trust.signature(planned.designs))
@@ -86,16 +88,7 @@ def measure(
 
 
 def _kept(folder: Path) -> bool:
-    """Whether a sweep has a finished block."""
     return any(tables.finished_blocks(run) for run, _ in sweep.runs_in(folder))
-
-
-def check_resume(stored: Sweep, axes: tuple[Axis, ...], points: tuple[Point, ...]) -> None:
-    """Raises StoreError unless it can be gone on with here, and is what was asked for, if anything was."""
-    now = sweep.described_here(
-        axes or stored.axes, points or stored.points, stored.sweep, datetime.now().astimezone()
-    )
-    sweep.check_resume(stored, now)
 
 
 def _measure_all(
@@ -114,18 +107,26 @@ def _measure_all(
         _at_once(folder, planned, say, admit, cluster, made_here)
 
 
+def _missing(folder: Path, planned: Sweep, admit: Admit, made_here: bool) -> Iterator[tuple[int, Point, Run]]:
+    """The points that are not done, by number, each with its run, fresh or to be gone on with."""
+    for number, point in enumerate(planned.points):
+        found = sweep.run_of(point, list(sweep.runs_in(folder)))
+        if found is None or not sweep.is_done(found[0]):
+            begun = None if found is None else found[0]
+            yield (
+                number,
+                point,
+                run_of(point.design, begun, folder, admit, create=create_within, made_here=made_here),
+            )
+
+
 def _one_by_one(
     folder: Path, planned: Sweep, say: Say, display: Display, admit: Admit, made_here: bool
 ) -> None:
     count = len(planned.points)
-    for number, point in enumerate(planned.points):
-        found = sweep.run_of(point, list(sweep.runs_in(folder)))
-        if found is not None and sweep.is_done(found[0]):
-            continue
+    for number, point, run in _missing(folder, planned, admit, made_here):
         say(f"point {number + 1} of {count}: {spelled(point.at)}")
         try:
-            more = {"create": create_within, "made_here": made_here}
-            run = run_of(point.design, found and found[0], folder, admit, **more)
             measure_.measure(run, display)
         except BaseException as error:
             if isinstance(error, NoTime | NoValue) and _kept(folder):  # the others may have enough
@@ -136,24 +137,18 @@ def _one_by_one(
 
 
 def _at_once(folder: Path, planned: Sweep, say: Say, admit: Admit, cluster: Cluster, made_here: bool) -> None:
-    count, stored = len(planned.points), list(sweep.runs_in(folder))
-    running: dict[str, Steps] = {}
-    at, done = "", 0
+    missing = [*_missing(folder, planned, admit, made_here)]
+    count, running = len(planned.points), dict[str, Steps]()
+    at, done = "", count - len(missing)
     with cluster.joined() as source:
         try:
-            for point in planned.points:
-                found, at = sweep.run_of(point, stored), spelled(point.at)
-                if found is not None and sweep.is_done(found[0]):
-                    done += 1
-                    continue
-                display = cluster.display(at)
-                more = {"create": create_within, "made_here": made_here}
-                run = run_of(point.design, found and found[0], folder, admit, **more)
-                running[at] = steps = measure_.in_steps(run, display, source)
+            for _, point, run in missing:
+                at = spelled(point.at)
+                running[at] = steps = measure_.in_steps(run, cluster.display(at), source)
                 next(steps)
             while running:
                 for at, steps in [*running.items()]:
-                    if not _goes_on(steps):
+                    if next(steps, ENDED) is ENDED:
                         del running[at]
                         done += 1
                         say(f"{at} is done: {done} of {count} points")
@@ -165,14 +160,6 @@ def _at_once(folder: Path, planned: Sweep, say: Say, admit: Admit, cluster: Clus
         finally:
             for steps in running.values():
                 steps.close()
-
-
-def _goes_on(steps: Steps) -> bool:
-    try:
-        next(steps)
-    except StopIteration:
-        return False
-    return True
 
 
 def _tell(error: BaseException, folder: Path, done: int, count: int) -> None:

@@ -73,7 +73,8 @@ def test_killed_and_gone_on_with_it_names_the_commit(repository: Path, environme
     again = done(environment, repository, "bisect", str(folder))
     assert "made it slower: decode_step_ms +" in again
     assert fingerprint(repository / ".git") == before
-    git(repository, "bisect", "replay", str(folder / "bisect.log"))  # git takes what it leaves
+    replayed = git(repository, "bisect", "replay", str(folder / "bisect.log"))
+    assert f"{culprit} is the first bad commit" in replayed
     git(repository, "bisect", "reset")
     assert not [each for each in Path(environment["TMPDIR"]).iterdir() if each.name.startswith("bench-")]
 

@@ -20,9 +20,7 @@ from overlap_bench.harness.analysis import comparison, gate
 from overlap_bench.harness.analysis.result import Comparison, GateResult, GateVerdict, Judged
 from overlap_bench.harness.analysis.values import reason_to_stop
 from overlap_bench.harness.plan.design import Design, Gate, Ref, check_gated
-from overlap_bench.harness.plan.request import Request
-from overlap_bench.harness.plan.settings import make_design, make_gate
-from overlap_bench.harness.plan.variants import load_variants
+from overlap_bench.harness.plan.settings import make_gate
 from overlap_bench.harness.report import formats, gate_tables
 from overlap_bench.harness.report.gate_tables import write
 from overlap_bench.harness.stats.stopping import until_clear, until_decided, until_precise
@@ -58,6 +56,9 @@ def test_the_bounds_by_hand() -> None:
     assert found.best == pytest.approx(math.exp(0.019755 - half) - 1, rel=1e-3)
     assert found.worst == pytest.approx(math.exp(0.019755 + half) - 1, rel=1e-3)
     assert found.verdict == "undecided"
+    one = judged(0.05)
+    assert one.change == pytest.approx(0.05)
+    assert (one.best, one.worst, one.p, one.excludable) == (None, None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -85,16 +86,8 @@ def test_a_rate_that_falls_is_a_regression(changes: tuple[float, ...], verdict: 
     assert found.best <= -found.change + 1e-9 <= found.worst + 2e-9
 
 
-def test_one_block_has_numbers_and_no_bounds() -> None:
-    found = judged(0.05)
-    assert found.change == pytest.approx(0.05)
-    assert (found.best, found.worst, found.p, found.excludable) == (None, None, None, None)
-
-
 def test_what_could_be_ruled_out_is_ruled_out_in_four_of_five_runs_without_a_change() -> None:
     random = np.random.default_rng(3)
-    excludable = judged(*random.normal(0, 0.01, 8)).excludable
-    assert excludable is not None
     runs = [judged(*random.normal(0, 0.01, 8)) for _ in range(400)]
     typical = float(np.median([each.excludable for each in runs]))
     assert np.mean([(each.worst or 0) <= typical for each in runs]) == pytest.approx(0.8, abs=0.06)
@@ -510,16 +503,6 @@ def test_a_run_that_stopped_for_another_limit_says_so() -> None:
 def test_a_run_that_cannot_be_judged(tmp_path: Path, count: int, design: dict[str, Any], reason: str) -> None:
     folder = folder_of(tmp_path, 1.0, count, **design)
     assert reason in refusal(lambda: judge(folder, (), None))
-
-
-def test_a_gate_with_refs_takes_one_setting() -> None:
-    with pytest.raises(api.BadSetting, match="a variant has two settings"):
-        make_design(
-            Request(variant="overlap", refs=(None, None)),
-            api.find_engines(),
-            load_variants(),
-            lambda: "emulated",
-        )
 
 
 def test_nodes_are_asked_about_the_trials_that_decide(

@@ -194,6 +194,7 @@ def test_a_ref_that_a_shallow_clone_lacks_is_told_of_from_every_kind_of_checkout
         ("--base-ref base --engine clockwork", "its interpreter found the engine in"),
         ("--base-ref base --primary tpot_ms_p50", "a gate is about its --metric"),
         ("--base-ref base --metric tpot_p50", "did you mean tpot_ms_p50?"),
+        ("--base-ref base --metric ttft_ms_p50 --metric ttft_ms_p50", "--metric takes up to 5 different"),
         ("--base-ref base --until-precision 1%", "a gate stops after --trials, or --until-decided"),
         ("", "a gate needs two arms"),
         ("results/nothing", "is already measured: only the options of Gate"),

@@ -36,7 +36,7 @@ STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99"
 
 
 def bring(*names: object, to: Path, **more: Any) -> tuple[Path, Result]:
-    asked = {"name": None, "engine": None, "fresh_boots": False, **more}
+    asked = {"name": None, "engine": None, "fresh_boots": False, "goodput": {}, **more}
     return importing.bring([str(name) for name in names], to, **asked)
 
 
@@ -123,15 +123,6 @@ def test_vllm_counts_those_that_failed_and_those_in_flight(tmp_path: Path) -> No
     assert "when each request was sent" in said
 
 
-def test_sglang_s_aggregates_know_of_no_failures_and_how_many_were_served_is_no_part_of_the_load(
-    tmp_path: Path,
-) -> None:
-    found, said = had(f"{SGLANG}:1", to=tmp_path)
-    assert "failed_requests" not in found
-    assert "no failures" in said
-    assert "completed" not in files.read(f"{SGLANG}:1").asked
-
-
 def with_goodput(folder: Path, path: Path, goodput: object) -> Path:
     """The file as the tool saves it with `--goodput`."""
     return edited(folder, path, **{"goodput" if path == AIPERF else "request_goodput": goodput})
@@ -182,6 +173,9 @@ def test_sglang_without_a_stream_has_no_ttft(tmp_path: Path) -> None:
     detailed = {**whole, "mean_ttft_ms": document(SGLANG_DETAILED)["mean_e2e_latency_ms"]}
     found, _ = had(edited(tmp_path, SGLANG_DETAILED, **detailed), to=tmp_path / "out")
     assert found["failed_requests"] == 2
+    aggregates, said = had(f"{SGLANG}:1", to=tmp_path / "out")
+    assert "failed_requests" not in aggregates
+    assert "no failures" in said
 
 
 def test_guidellm_says_what_it_said(tmp_path: Path) -> None:

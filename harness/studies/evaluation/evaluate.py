@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,22 +35,13 @@ from overlap_bench.harness.run.session import Session
 from overlap_bench.harness.stats.stopping import ALPHA
 from overlap_bench.harness.store import tables
 from overlap_bench.harness.store.files import EVALUATION_FILE, SCHEMA_VERSION, write_json
-from overlap_bench.harness.store.manifest import create, discard, without_places
+from overlap_bench.harness.store.manifest import whole_or_none, without_places
 
 OWN_TASKS = Path(__file__).with_name("tasks")
 INSTALL = "pip install 'overlap-bench[eval]'"
 
 Say = Callable[[str], object]
 Values = Mapping[tuple[str, str], Mapping[int, float]]  # (task, metric) → item → its value
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """`answers_differ`: whether they do although the engines promise equal ones."""
-
-    result: Evaluation
-    answers_differ: bool
-    folder: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +58,7 @@ def check(tasks: Sequence[str], limit: int | None, few: int | None) -> None:
     """Raises BadSetting for what can't be asked, and where lm-eval is not installed."""
     if find_spec("lm_eval") is None:
         raise api.BadSetting(f"bench eval needs lm-eval, which is not installed: {INSTALL}")
-    if not tasks or "" in tasks:
+    if "" in tasks:
         raise api.BadSetting("--tasks needs names such as mmlu,hellaswag")
     if limit is not None and limit < 1:
         raise api.BadSetting(f"--limit must be at least 1, not {limit}")
@@ -95,12 +85,11 @@ def evaluate(
     few: int | None,
     results: Path,
     say: Say,
-) -> Evaluated:
-    """Ask every arm, one after the other, and keep what came of it in a new folder under `results`. Raises
-    BadSetting, EngineError, RunFailed, WriteFailed; an evaluation that is not finished leaves no folder."""
-    now = datetime.now().astimezone()
-    folder = create(results, f"eval-{name}", now)
-    try:
+) -> tuple[Evaluation, bool]:
+    """Ask every arm, one after the other, and keep what came of it in a new folder under `results`; whether
+    answers differ although the engines promise equal ones. Raises BadSetting, EngineError, RunFailed,
+    WriteFailed; an evaluation that is not finished leaves no folder."""
+    with whole_or_none(results, f"eval-{name}") as (folder, now):
         manager = _manager(tasks)
         with Session(generator=False) as session:
             asked = [_ask(session, manager, arm, tasks, limit, few, say) for arm in arms]
@@ -119,13 +108,11 @@ def evaluate(
         }
         write_json(folder / EVALUATION_FILE, about)
         tables.write_table(folder / "items.parquet", _items(asked))
-    except BaseException:
-        discard(folder)
-        raise
     differ = result.answers.apart or result.answers.texts_differ
     alike = len({(arm.options.model, arm.options.max_context) for arm in arms}) == 1
     promised = alike and all(each.description.deterministic for each in asked)
-    return Evaluated(result, bool(promised and differ), folder)
+    say(f"written to {folder}")
+    return result, bool(promised and differ)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -29,8 +28,7 @@ from overlap_bench.harness.store.manifest import (
     NOT_RECORDED,
     Imported,
     Manifest,
-    create,
-    discard,
+    whole_or_none,
     write_manifest,
 )
 from overlap_bench.harness.store.tables import Block
@@ -55,7 +53,7 @@ def bring(
     name: str | None,
     engine: str | None,
     fresh_boots: bool,
-    goodput: Mapping[str, float] = MappingProxyType({}),
+    goodput: Mapping[str, float],
 ) -> tuple[Path, Result]:
     """A new run folder under `results` with a block for each of the files, and its result. `goodput` is
     Design.goodput. Raises BadFile where a file can't be read, BadSetting where they do not belong together or
@@ -70,10 +68,8 @@ def bring(
         _check_alike(read[0], other, names[0], file)
     if goodput:
         read = [_counted_here(each, goodput, file) for each, file in zip(read, names, strict=True)]
-    now = datetime.now().astimezone()
     blocks = [_block(number, each, file) for number, (each, file) in enumerate(zip(read, names, strict=True))]
-    folder = create(results, name or read[0].tool.replace(" ", "-"), now)
-    try:
+    with whole_or_none(results, name or read[0].tool.replace(" ", "-")) as (folder, now):
         manifest = _manifest(folder.name, now, read, names, name, engine, fresh_boots, goodput, blocks)
         for block in blocks:
             tables.write_block(folder, block.number, block.tables)
@@ -81,9 +77,6 @@ def bring(
         blocks = [Block(number, tables.read_block(folder, number)) for number in range(len(blocks))]
         summary = comparison.result(manifest, blocks)
         write_summary(folder, to_stored(summary))
-    except BaseException:
-        discard(folder)
-        raise
     return folder, summary
 
 

@@ -35,8 +35,6 @@ DISTRIBUTIONS = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "itl_chunk_ms", "e
 
 
 class Server(msgspec.Struct):
-    """The `server_info` that a server of SGLang tells."""
-
     version: str = ""
     model_path: str = NOT_RECORDED
 

@@ -73,12 +73,12 @@ def read(document: Document) -> ToolResult:
         lacks.append(
             "the requests one by one (--save-detailed): no distributions, percentiles as the file has them"
         )
-        if said.failed is None:
-            told["failed_requests"] = math.nan
         if said.failed is not None:
             differs += result.failures(said.failed, said.completed)
-        elif said.completed < said.num_prompts:
-            lacks.append(f"whether all else of {said.num_prompts} prompts failed, or was not asked")
+        else:
+            told["failed_requests"] = math.nan
+            if said.completed < said.num_prompts:
+                lacks.append(f"whether all else of {said.num_prompts} prompts failed, or was not asked")
     elif said.start_times is None:
         lacks.append(result.NO_SEND)
         told["peak_concurrency"] = math.nan

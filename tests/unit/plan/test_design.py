@@ -264,6 +264,7 @@ def test_every_named_variant_makes_a_design(name: str) -> None:
         assert {option: getattr(arm.options, option) for option in own} == own
     assert dict(before.toggles) == each.before  # with its base, a variant has full settings
     assert dict(after.toggles) == each.after
+    assert set(each.claimed) <= set(definitions.METRICS)
     devices = {"vllm": {"cuda"}, "sglang": {"paced"}, "sglang-0.4": {"paced"}}
     assert devices.get(each.engine, {"cuda", "emulated"}) <= set(each.expect)
     check_metrics(found)
@@ -273,14 +274,28 @@ def secondaries(variant: str = "judged", **asked: Any) -> tuple[str, ...]:
     return made(variant=variant, **asked).secondaries
 
 
-def test_a_variant_says_what_else_is_judged_unless_it_is_said_on_the_command_line() -> None:
-    assert secondaries() == ("decode_step_ms_same_device",)
-    assert secondaries("pinned") == ()
-    assert secondaries(against_itself=True) == ("decode_step_ms_same_device",)
-    assert secondaries(design={"secondaries": ("latency_ms_p50",)}) == ("latency_ms_p50",)
-    assert secondaries(design={"primary": "ttft_ms_p50"}) == ("round_step_ms_same_device",)
-    assert secondaries(design={"primary": "round_step_ms_same_device"}) == ()  # never twice
-    assert secondaries(workload={"max_new_tokens": 1}, design={"primary": "ttft_ms_p50"}) == ()
+@pytest.mark.parametrize(
+    ("asked", "judged"),
+    [
+        ({}, ("decode_step_ms_same_device",)),
+        ({"variant": "pinned"}, ()),
+        ({"against_itself": True}, ("decode_step_ms_same_device",)),
+        ({"design": {"secondaries": ("latency_ms_p50",)}}, ("latency_ms_p50",)),
+        ({"design": {"primary": "ttft_ms_p50"}}, ("round_step_ms_same_device",)),
+        ({"design": {"primary": "round_step_ms_same_device"}}, ()),  # never twice
+        ({"workload": {"max_new_tokens": 1}, "design": {"primary": "ttft_ms_p50"}}, ()),
+        ({"max_regression": 0.05}, ()),  # a gate is about its own metrics
+        ({"both": ["python=/an/interpreter"]}, ("decode_step_ms_same_device",)),
+        # It is not about that variant any more.
+        ({"both": ["stream_interval=1"]}, ()),
+        ({"before": ["graph=off"]}, ()),
+        ({"after": ["graph=off"]}, ()),
+    ],
+)
+def test_a_variant_says_what_else_is_judged_unless_it_is_said_on_the_command_line(
+    asked: dict[str, Any], judged: tuple[str, ...]
+) -> None:
+    assert secondaries(**asked) == judged
 
 
 def test_the_phase_that_a_variant_is_about_is_judged_too_by_turns_where_there_are_any() -> None:
@@ -356,19 +371,6 @@ def test_how_long_a_run_is(asked: Mapping[str, Any], expected: Mapping[str, Any]
     assert {name: getattr(found, name) for name in expected} == expected
 
 
-def test_a_gate_looks_from_its_third_trial_on() -> None:
-    gate = made(variant="pinned", max_regression=0.02)
-    assert gate.until.looks == (3, 4, 5, 6)
-    assert len(gate.gate.levels) == 4
-
-
-def test_a_gate_and_a_variant_that_is_changed_have_no_secondary_of_the_variant() -> None:
-    assert secondaries(max_regression=0.05) == ()
-    assert secondaries(both=["python=/an/interpreter"]) == ("decode_step_ms_same_device",)
-    for changed in ({"both": ["stream_interval=1"]}, {"before": ["graph=off"]}, {"after": ["graph=off"]}):
-        assert secondaries(**changed) == ()
-
-
 def test_only_host_changes_in_serial_loops_are_judged_at_equal_device_times() -> None:
     on_the_device = {"graph", "tables"}
     for each in load_variants().values():
@@ -378,12 +380,6 @@ def test_only_host_changes_in_serial_loops_are_judged_at_equal_device_times() ->
     assert load_variants()["pinned-h2d"].secondaries == ["round_step_ms_same_device"]
 
 
-def test_what_a_claim_is_of_is_a_metric() -> None:
-    claimed = {name for each in load_variants().values() for name in each.claimed}
-    assert claimed
-    assert claimed <= set(definitions.METRICS)
-
-
 # -- refusals ---------------------------------------------------------------------------------------------
 
 
@@ -391,6 +387,7 @@ def test_what_a_claim_is_of_is_a_metric() -> None:
     ("asked", "reason"),
     [
         ({"variant": "pinned", "engine": "overlap"}, "not both"),
+        ({"variant": "pinned", "refs": (None, None)}, "a variant has two settings: with --base-ref"),
         ({"variant": "pinned", "after": ["h2d"]}, "--after needs key=value, not 'h2d'"),
         ({"variant": "pinned", "after": ["h2d=pinned", "h2d=packed"]}, "--after h2d is given twice"),
         ({"variant": "pinned", "both": ["recorder=maybe"]}, "recorder=maybe"),
@@ -480,8 +477,7 @@ def test_outputs_without_two_turns_are_compared_by_rounds() -> None:
 
 
 def test_metrics_of_steps_need_their_records() -> None:
-    silent = Arm(name="after", engine="overlap", options=api.EngineOptions(recorder=False), toggles={})
-    base = Design(name="x", arms=(arm(h2d="pageable"), silent), workload=Workload())
+    base = made(variant="pinned", after=["recorder=off"])
     check_metrics(base)
     for name in definitions.MATCHED:
         with pytest.raises(api.BadSetting, match=f"{name} is made from step records, and after has recorder"):

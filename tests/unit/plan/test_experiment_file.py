@@ -16,27 +16,22 @@ from overlap_bench.harness.studies import experiment
 from tests.support.in_process import bench, complaint
 from tests.support.refusals import refusal
 
-NAMES = (
-    "gil",
-    "roseinfer-pinned-h2d",
-    "sglang-launch-done",
-    "sglang-launch-done-own-code",
-    "sglang-scheduler-cuts",
-    "small-model-share",
-    "vllm-output-processor",
-)
+NAMES = experiment_file.names()
 GIL = experiment_file.folder() / "gil.toml"
 
 
-def test_every_claim_of_the_sources_is_there() -> None:
-    assert tuple(experiment_file.names()) == NAMES
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_a_committed_experiment_names_only_what_there_is(name: str) -> None:
+def test_a_committed_experiment_names_only_what_there_is_and_quotes_its_source(name: str) -> None:
+    """Phases are means over decode steps: a median, or a mean over requests, is no whole of theirs."""
     found = experiment_file.read(experiment_file.find(name))
     experiment_file.check(found)
-    assert all(boots.blocks >= 4 for boots in found.boots.values())
+    for claim in found.claims:
+        percent = f"{abs(100 * (claim.reported or 0)):.3g}%"
+        times = f"{claim.reported:.3g} times" if claim.reported and claim.reported >= 1 else percent
+        assert claim.reported is None or percent in claim.says or times in claim.says
+    columns = [column for table in found.tables for column in table.columns]
+    wholes = {each.of for each in (*found.claims, *columns) if each.share.startswith("phase_")}
+    assert wholes <= {"round_step_ms_mean"}
 
 
 def test_a_pace_by_k_is_settled_once_so_that_resume_goes_on_with_it() -> None:
@@ -56,23 +51,6 @@ def test_a_pace_by_k_is_settled_once_so_that_resume_goes_on_with_it() -> None:
     for each in found.boots.values():
         for options in (each.options, *(arm.options for arm in each.arms.values())):
             assert re.fullmatch(r"(10|2)ms\*[\d.]+", options["pace"])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_reported_number_is_quoted_from_its_source(name: str) -> None:
-    for claim in experiment_file.read(experiment_file.find(name)).claims:
-        percent = f"{abs(100 * (claim.reported or 0)):.3g}%"
-        times = f"{claim.reported:.3g} times" if claim.reported and claim.reported >= 1 else percent
-        assert claim.reported is None or percent in claim.says or times in claim.says
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_share_is_of_a_mean_over_the_same_steps(name: str) -> None:
-    """Phases are means over decode steps: a median, or a mean over requests, is no whole of theirs."""
-    found = experiment_file.read(experiment_file.find(name))
-    columns = [column for table in found.tables for column in table.columns]
-    wholes = {each.of for each in (*found.claims, *columns) if each.share.startswith("phase_")}
-    assert wholes <= {"round_step_ms_mean"}
 
 
 @pytest.mark.parametrize(
@@ -166,25 +144,27 @@ def test_boots_with_segments_take_turns_and_say_so() -> None:
     assert (rounds.segments, rounds.turn_steps) == (0, 0)
 
 
-def test_segments_of_an_engine_that_takes_no_turns_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "own.toml"
+@pytest.mark.parametrize(
+    ("pattern", "new", "message"),
+    [
+        (
+            r"(\[boots.load.arms\]\n)",
+            r'\1other = { engine = "transformers" }\n',
+            "load has interleaved_rounds, and other's engine takes no turns",
+        ),
+        (r"(\[boots.load.arms\]\n)[^\[]*\n\[", r"\1[", "load needs an arm and a workload"),
+        (r"(\[boots.load.workloads\]\n)[^\[]*\n\[", r"\1[", "load needs an arm and a workload"),
+    ],
+)
+def test_boots_that_can_take_no_turns_are_refused(
+    tmp_path: Path, pattern: str, new: str, message: str
+) -> None:
     text = GIL.read_text().replace("trials = 6", "trials = 6\nsegments = 3", 1)
-    path.write_text(
-        text.replace("[boots.load.arms]", '[boots.load.arms]\nother = { engine = "transformers" }', 1)
-    )
-    with pytest.raises(
-        api.BadSetting, match="load has interleaved_rounds, and other's engine takes no turns"
-    ):
-        experiment.plan(str(path), Adjusted(device="emulated"))
-
-
-@pytest.mark.parametrize("table", ["arms", "workloads"])
-def test_boots_of_no_arm_or_of_no_workload_are_refused(tmp_path: Path, table: str) -> None:
-    path, text = tmp_path / "own.toml", GIL.read_text().replace("trials = 6", "trials = 6\nsegments = 3", 1)
-    path.write_text(re.sub(rf"(\[boots.load.{table}\]\n)[^\[]*\n\[", r"\1[", text, count=1))
-    assert path.read_text() != text
-    with pytest.raises(api.BadSetting, match="load needs an arm and a workload"):
-        experiment.plan(str(path), Adjusted(device="emulated"))
+    changed = re.sub(pattern, new, text, count=1)
+    assert changed != text
+    (tmp_path / "own.toml").write_text(changed)
+    with pytest.raises(api.BadSetting, match=message):
+        experiment.plan(str(tmp_path / "own.toml"), Adjusted(device="emulated"))
 
 
 def test_only_the_emulated_device_is_scaled() -> None:

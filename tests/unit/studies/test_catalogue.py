@@ -140,7 +140,6 @@ def test_an_experiment_of_ones_own_is_read_from_its_runs_and_one_that_is_not_fin
 def test_a_step_is_that_of_the_arm_that_a_claim_starts_from() -> None:
     (found,) = result(0.5, planned("pinned-h2d")).comparisons
     first, second = (catalogue.regime_of_arm([found], arm)["step_ms"] for arm in (0, 1))
-    assert first is not None
     assert second == pytest.approx(first / 2, rel=0.01)
 
 
@@ -157,7 +156,6 @@ def test_variants_that_differ_by_an_option_are_recognised() -> None:
         variant = VARIANTS[name]
         options = {**variant.options, **variant.before_options}, {**variant.options, **variant.after_options}
         found = measured_by(VARIANTS, "vllm", variant.before, variant.after, options)
-        assert found is not None
         assert found.name == name
         more = {**options[1], "max_batch_size": 7}
         assert measured_by(VARIANTS, "vllm", variant.before, variant.after, (options[0], more)) is None

@@ -29,14 +29,16 @@ def untold(design: Design) -> list[Values]:
     return [block_values(design, Block(0, {**first.tables, "requests": asked}))]
 
 
-def test_a_primary_that_the_first_block_cannot_give_is_not_waited_for_in_the_others() -> None:
-    design = manifest(primary="tokenize_ms_p50").design
-    with pytest.raises(api.EngineError, match="tokenize_ms_p50 has no value in trial 0 of before"):
-        enough(design, untold(design))
-
-
-def test_every_metric_of_a_gate_is_looked_for_after_the_first_block() -> None:
-    design = manifest(secondaries=("tokenize_ms_p50",), gate=Gate(max_regression=0.02, levels=(0.05,))).design
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"primary": "tokenize_ms_p50"},
+        {"secondaries": ("tokenize_ms_p50",), "gate": Gate(max_regression=0.02, levels=(0.05,))},
+    ],
+    ids=["primary", "gate"],
+)
+def test_what_the_first_block_cannot_give_is_not_waited_for_in_the_others(asked: dict[str, Any]) -> None:
+    design = manifest(**asked).design
     with pytest.raises(api.EngineError, match="tokenize_ms_p50 has no value in trial 0 of before"):
         enough(design, untold(design))
 
