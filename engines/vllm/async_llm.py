@@ -35,6 +35,8 @@ HOPS = 4  # of the loop, from an output in a request's queue to its event on its
 
 
 class AsyncLLMEngine(VllmEngine):
+    recorded = "Gated"
+
     def open(self, config: Any) -> None:
         self.wake_fd: int = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._died = False
@@ -86,13 +88,6 @@ class AsyncLLMEngine(VllmEngine):
         else:
             os.environ.pop(CORE, None)  # nothing computes there
         return arguments
-
-    @property
-    def scheduler(self) -> str | None:
-        if not self.options.recorder:
-            return None
-        kind = "GatedAsyncScheduler" if self.toggles["async_scheduling"] == "on" else "GatedScheduler"
-        return f"overlap_bench.engines.vllm.scheduler.{kind}"
 
     def submit(self, request: api.Request) -> None:
         self._taken += 1

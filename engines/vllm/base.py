@@ -15,7 +15,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import torch
@@ -55,6 +55,8 @@ PACE_HAS_IT = "; with --pace a clock stands in for a card, and it stays on (engi
 
 class VllmEngine(api.Engine):
     """A vLLM engine, and everything about it but the process its core is in."""
+
+    recorded: ClassVar[str]  # how the names of its classes in scheduler.py begin
 
     def __init__(self, options: api.EngineOptions, toggles: dict[str, str]) -> None:
         self.options = options
@@ -165,7 +167,10 @@ class VllmEngine(api.Engine):
     @property
     def scheduler(self) -> str | None:
         """The class that vLLM is to schedule with, by name; None: its own."""
-        return None
+        if not self.options.recorder:
+            return None
+        kind = "AsyncScheduler" if self.toggles["async_scheduling"] == "on" else "Scheduler"
+        return f"overlap_bench.engines.vllm.scheduler.{self.recorded}{kind}"
 
     def _configure(self, write: Callable[[Preset, Path], None], arms: int = 1) -> Any:
         """vLLM's config of this arm. Raises BadSetting for what can't work. `write`: how a preset becomes the
@@ -271,7 +276,7 @@ class VllmEngine(api.Engine):
             # vLLM promises tokens independent of the batch under this switch only. A clock's follow from the
             # prompt (paced/tokens.py), whatever else a step holds.
             deterministic=bool(self.options.pace)
-            or (self.options.dtype == "float32" and (cpu or _batch_invariant())),
+            or (self.options.dtype == "float32" and (cpu or os.environ.get("VLLM_BATCH_INVARIANT") == "1")),
             pids=_pids(),
         )
 
@@ -348,10 +353,6 @@ def _check_device(kind: str) -> None:
 
 def on_cpu() -> bool:
     return bool(current_platform.device_type == "cpu")
-
-
-def _batch_invariant() -> bool:
-    return os.environ.get("VLLM_BATCH_INVARIANT", "0") == "1"
 
 
 def _pids() -> dict[str, int]:
