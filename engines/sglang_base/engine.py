@@ -86,7 +86,7 @@ class SglangEngine(api.Engine):
 
     def preflight(self) -> str:
         tokenizer_file(self.options.model)  # which refuses a typo
-        return f"paced: {make_pace(self.options.pace).name}"
+        return f"paced: {self.pace.name}"
 
     def start(self, events: api.EventSink) -> api.Description:
         self.events = events
@@ -139,10 +139,6 @@ class SglangEngine(api.Engine):
     @property
     def held(self) -> bool:
         return os.environ.get(GIL) == HELD
-
-    @property
-    def planted_ns(self) -> int | None:
-        return self.options.plant_ns if self.options.plant_at else None
 
     def stop(self) -> None:
         if self._saved is not None:
@@ -316,7 +312,7 @@ class SglangEngine(api.Engine):
                 **{name: version(name) for name in ("sglang", "torch", "transformers", "triton")},
             },
             device={
-                "kind": f"paced: {make_pace(self.options.pace).name}",
+                "kind": f"paced: {self.pace.name}",
                 "name": cpu_model(),
                 "replaced": self.replaced,
             },
