@@ -8,6 +8,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -61,7 +62,7 @@ class VllmEngine(api.Engine):
     def __init__(self, options: api.EngineOptions, toggles: dict[str, str]) -> None:
         self.options = options
         self.toggles = toggles
-        self._saved: TemporaryDirectory[str] | None = None
+        self._at_end = ExitStack()  # what is to be cleaned up
         self._asked = False  # whether what was switched where outputs are processed is in force
 
     def open(self, config: Any) -> None:
@@ -96,9 +97,7 @@ class VllmEngine(api.Engine):
         return self._describe(config)
 
     def stop(self) -> None:
-        if self._saved is not None:
-            self._saved.cleanup()
-            self._saved = None
+        self._at_end.close()
 
     def check_profile(self) -> None:
         """Raises BadSetting where a round can't be profiled."""
@@ -182,8 +181,7 @@ class VllmEngine(api.Engine):
         self._folder = Path(self.options.model).expanduser()
         known = {**PRESETS, **SHAPES}
         if self.options.model in known:
-            self._saved = TemporaryDirectory(prefix="preset-")
-            self._folder = Path(self._saved.name)
+            self._folder = Path(self._at_end.enter_context(TemporaryDirectory(prefix="preset-")))
             if self.options.pace:
                 write = save_without_weights
             write(known[self.options.model], self._folder)
