@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import count
@@ -55,8 +55,8 @@ def check_interpreter(name: str, needed: str, packages: Sequence[str], document:
         raise api.BadSetting(f"{sys.executable} has no {missing}, which SGLang {needed} needs here")
 
 
-def check_options(name: str, options: api.EngineOptions) -> None:
-    """BadSetting for what no SGLang of ours does."""
+def check_options(name: str, release: str, options: api.EngineOptions, captured: int) -> None:
+    """BadSetting for what no SGLang of ours does. `captured`: rows of the largest graph that this one has."""
     if not options.pace:
         raise api.BadSetting(f"engine {name} runs on a device that is a clock: --pace 10ms, or a profile")
     options.refuse_unused(name, USED)
@@ -64,6 +64,11 @@ def check_options(name: str, options: api.EngineOptions) -> None:
         raise api.BadSetting(f"device '{options.device}': engine {name} has the clock alone; leave it out")
     if os.environ.get(GIL, RELEASED) not in (HELD, RELEASED):
         raise api.BadSetting(f"{GIL} is {HELD} or {RELEASED}, not '{os.environ[GIL]}'")
+    if options.max_batch_size > captured:
+        raise api.BadSetting(
+            f"max_batch_size={options.max_batch_size}: SGLang {release} captures graphs for at most "
+            f"{captured} requests on a card of 80 GB"
+        )
 
 
 class SglangEngine(api.Engine):
@@ -78,7 +83,7 @@ class SglangEngine(api.Engine):
     def __init__(self, options: api.EngineOptions, toggles: dict[str, str]) -> None:
         self.options = options
         self.toggles = toggles
-        self._saved: TemporaryDirectory[str] | None = None
+        self._at_end = ExitStack()  # what is to be cleaned up
         self._names = count()
         self._active: dict[str, Active] = {}  # by SGLang's name for it
         self._named: dict[int, str] = {}  # by request id
@@ -141,9 +146,7 @@ class SglangEngine(api.Engine):
         return os.environ.get(GIL) == HELD
 
     def stop(self) -> None:
-        if self._saved is not None:
-            self._saved.cleanup()
-            self._saved = None
+        self._at_end.close()
 
     # -- what is asked of it ---------------------------------------------------------------------------------
 
@@ -183,8 +186,7 @@ class SglangEngine(api.Engine):
         self._loop.steps.clear()
 
     def delay(self, phase: str, ns: int) -> int:
-        took: int = self._loop.steps.delay.put(phase, ns)
-        return took
+        return int(self._loop.steps.delay.put(phase, ns))
 
     def begin_profile(self, steps: int) -> None:
         if not self.options.recorder:
@@ -252,8 +254,7 @@ class SglangEngine(api.Engine):
         known = {**PRESETS, **SHAPES}
         path = Path(options.model).expanduser()
         if options.model in known:
-            self._saved = TemporaryDirectory(prefix="preset-")
-            path = Path(self._saved.name)
+            path = Path(self._at_end.enter_context(TemporaryDirectory(prefix="preset-")))
             folder.save(known[options.model], path)
         return {
             "model_path": str(path),

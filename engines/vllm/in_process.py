@@ -62,8 +62,7 @@ class InProcessEngine(VllmEngine):
             self._core.scheduler.steps.clear()
 
     def delay(self, phase: str, ns: int) -> int:
-        took: int = self._core.scheduler.steps.put_delay(phase, ns)
-        return took
+        return int(self._core.scheduler.steps.put_delay(phase, ns))
 
     def begin_profile(self, steps: int) -> None:
         self.check_profile()
