@@ -33,6 +33,8 @@ ALIVE_NS = 1_000_000_000  # between two signs of life to the load generator, whi
 class OpenAIEngine(api.Engine):
     """Requests go to `where`, or, where that is None, to the server that `command` starts."""
 
+    connections: Connections  # since `start`
+
     def __init__(
         self,
         options: api.EngineOptions,
@@ -46,7 +48,6 @@ class OpenAIEngine(api.Engine):
         self.where, self.command = where, command
         self.timeout_s, self.start_timeout_s = timeout_s, start_timeout_s
         self.server: Server | None = None
-        self.connections: Connections | None = None
         self.ended: deque[Reply] = deque()  # not looked into yet
         self.counters: Counter[str] = Counter()
         self.in_flight = 0
@@ -59,9 +60,7 @@ class OpenAIEngine(api.Engine):
     def start(self, events: api.EventSink) -> api.Description:
         self.events = events
         self.key = endpoint.key()
-        where = self.where
-        if where is None:
-            where = self._start_server().endpoint
+        where = self.where or self._start_server().endpoint
         model = endpoint.model(where, self.options.model)
         self.wire = Wire(where, model.name, self.toggles["api"], self.toggles["count"], self.key)
         self.tokens = tokens_of(self.toggles.get("tokenizer"))
@@ -97,7 +96,6 @@ class OpenAIEngine(api.Engine):
 
     def _names_a_limit(self) -> bool:
         """Whether the server refuses a request with words about one of LIMITS."""
-        assert self.connections is not None
         reply = Reply(ASKED_FIRST.id, perf_counter_ns())
         self.connections.ask(reply, self.wire.bytes_of(ASKED_FIRST))
         while not self.connections.turn():
@@ -136,7 +134,6 @@ class OpenAIEngine(api.Engine):
         )
 
     def submit(self, request: api.Request) -> None:
-        assert self.connections is not None
         reply = Reply(request.id, perf_counter_ns())
         if not isinstance(request.prompt, str):
             reply.prompt_tokens = len(request.prompt)
@@ -149,7 +146,6 @@ class OpenAIEngine(api.Engine):
         self.connections.ask(reply, content)
 
     def cancel(self, request: int) -> None:
-        assert self.connections is not None
         self.connections.cancel(request)
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
@@ -161,14 +157,12 @@ class OpenAIEngine(api.Engine):
 
     def _patience(self) -> float | None:
         """How long may be waited for a message, or for the server."""
-        assert self.connections is not None
         if self.turning is not None:
             return 0 if self.in_flight else None
         return 0 if self.ended else self.connections.wait_s()
 
     def _look(self) -> None:
         """Reading comes first: ended replies are parsed one at a time, between two looks at the sockets."""
-        assert self.connections is not None
         self.ended += self.connections.turn()
         if self.ended:
             self._finish(self.ended.popleft())
@@ -187,7 +181,6 @@ class OpenAIEngine(api.Engine):
 
     def _step(self, turning: Turning) -> None:
         """Until one more step is over, or all replies have ended; nothing is parsed meanwhile."""
-        assert self.connections is not None
         self._check()  # before what is left of a server that ended goes on, out of its turn
         if turning.begin_step(self.connections.replies):
             self.connections.expect_anew()
@@ -200,7 +193,6 @@ class OpenAIEngine(api.Engine):
             self._finish_all()
 
     def _read(self, turning: Turning) -> None:
-        assert self.connections is not None
         ended = self.connections.turn()
         turning.read(self.connections.replies, ended)
         self.ended += ended
@@ -210,7 +202,6 @@ class OpenAIEngine(api.Engine):
             self._finish(self.ended.popleft())
 
     def begin_turns(self) -> None:
-        assert self.connections is not None
         assert self.server is not None
         self.connections.close_idle()
         self.turning = self.turned = Turning(self.server.popen.pid)
@@ -260,7 +251,6 @@ class OpenAIEngine(api.Engine):
         self.counters["requests_of_doubtful_count"] += found.doubtful
 
     def begin_round(self) -> None:
-        assert self.connections is not None
         self.counters.clear()
         self.served, self.failed = 0, ""
         self.turned = None
@@ -272,7 +262,6 @@ class OpenAIEngine(api.Engine):
     def collect(self) -> api.RoundRecord:
         """Raises EngineError where a server of our own served nothing: its output, which says why, would be
         lost with it; and where it went on while it was stopped."""
-        assert self.connections is not None
         gc.enable()
         if self.server is not None and self.failed and not self.served:
             raise self.server.failure("served no request", self.failed)
@@ -291,7 +280,7 @@ class OpenAIEngine(api.Engine):
         gc.enable()  # a round that was broken off left it disabled
         if self.turning is not None:
             self.turning.end()  # a process that is stopped takes no SIGTERM
-        if self.connections is not None:
+        if hasattr(self, "connections"):
             self.connections.close()
         if self.server is not None:
             self.server.stop()

@@ -22,9 +22,8 @@ import psutil
 from overlap_bench.engines import api
 from overlap_bench.engines.openai.replies import Outcome, Reply, arrival
 from overlap_bench.engines.processes import session, state, with_below
+from overlap_bench.engines.steps import DECODE, MIXED, NOT_THERE, PREFILL
 
-PREFILL, DECODE, MIXED = (api.STEP_KINDS.index(kind) for kind in ("prefill", "decode", "mixed"))
-NOT_THERE = dict.fromkeys(api.STEP_COLUMNS, -1)
 LOOK_S, LONG_LOOK_S = 0.0001, 0.002  # between two looks whether a process has stopped: the first, and most
 STOPPED_S = 5.0  # how long that may take
 ROLE = b'"role"'  # as a key: within a text its quotation marks are escaped

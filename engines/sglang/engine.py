@@ -30,12 +30,7 @@ NEEDED = ("torch", "triton", "transformers", "msgspec", "orjson", "openai", "com
 def build(options: api.EngineOptions, toggles: dict[str, str]) -> api.Engine:
     """What the host calls (api.EngineSpec.build). BadSetting for what can't work."""
     check_interpreter(SPEC.name, VERSION, NEEDED, "engines/sglang/README.md")
-    check_options(SPEC.name, options)
-    if options.max_batch_size > CAPTURED:
-        raise api.BadSetting(
-            f"max_batch_size={options.max_batch_size}: SGLang {VERSION} captures graphs for at most "
-            f"{CAPTURED} requests on a card of 80 GB"
-        )
+    check_options(SPEC.name, VERSION, options, CAPTURED)
     return Sglang(options, SPEC.check(toggles))
 
 

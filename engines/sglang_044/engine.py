@@ -26,12 +26,7 @@ CAPTURED = 160  # rows of the largest graph that SGLang 0.4.4 captures
 def build(options: api.EngineOptions, toggles: dict[str, str]) -> api.Engine:
     """What the host calls (api.EngineSpec.build). BadSetting for what can't work."""
     check_interpreter(SPEC.name, VERSION, NEEDED, "engines/sglang_044/README.md")
-    check_options(SPEC.name, options)
-    if options.max_batch_size > CAPTURED:
-        raise api.BadSetting(
-            f"max_batch_size={options.max_batch_size}: SGLang {VERSION} captures graphs for at most "
-            f"{CAPTURED} requests"
-        )
+    check_options(SPEC.name, VERSION, options, CAPTURED)
     return Sglang044(options, SPEC.check(toggles))
 
 

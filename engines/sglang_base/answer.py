@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from overlap_bench.engines import api
 from overlap_bench.engines.requests import Taken, reason_of
-
-if TYPE_CHECKING:
-    from tokenizers.decoders import DecodeStream
 
 
 @dataclass(slots=True, eq=False)
@@ -48,15 +45,13 @@ class Text:
     not said before the end."""
 
     def __init__(self, kept: int) -> None:
+        from tokenizers.decoders import DecodeStream
+
         self._kept = kept
         self._unsaid = ""
-        self._stream: DecodeStream | None = None
+        self._stream = DecodeStream(skip_special_tokens=True)
 
     def add(self, ids: list[int], tokenizer: Any) -> None:
-        if self._stream is None:
-            from tokenizers.decoders import DecodeStream
-
-            self._stream = DecodeStream(skip_special_tokens=True)
         self._unsaid += "".join(self._stream.step(tokenizer, each) or "" for each in ids)
 
     def say(self) -> str:

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import count
@@ -55,8 +55,8 @@ def check_interpreter(name: str, needed: str, packages: Sequence[str], document:
         raise api.BadSetting(f"{sys.executable} has no {missing}, which SGLang {needed} needs here")
 
 
-def check_options(name: str, options: api.EngineOptions) -> None:
-    """BadSetting for what no SGLang of ours does."""
+def check_options(name: str, release: str, options: api.EngineOptions, captured: int) -> None:
+    """BadSetting for what no SGLang of ours does. `captured`: rows of the largest graph that this one has."""
     if not options.pace:
         raise api.BadSetting(f"engine {name} runs on a device that is a clock: --pace 10ms, or a profile")
     options.refuse_unused(name, USED)
@@ -64,6 +64,11 @@ def check_options(name: str, options: api.EngineOptions) -> None:
         raise api.BadSetting(f"device '{options.device}': engine {name} has the clock alone; leave it out")
     if os.environ.get(GIL, RELEASED) not in (HELD, RELEASED):
         raise api.BadSetting(f"{GIL} is {HELD} or {RELEASED}, not '{os.environ[GIL]}'")
+    if options.max_batch_size > captured:
+        raise api.BadSetting(
+            f"max_batch_size={options.max_batch_size}: SGLang {release} captures graphs for at most "
+            f"{captured} requests on a card of 80 GB"
+        )
 
 
 class SglangEngine(api.Engine):
@@ -78,7 +83,7 @@ class SglangEngine(api.Engine):
     def __init__(self, options: api.EngineOptions, toggles: dict[str, str]) -> None:
         self.options = options
         self.toggles = toggles
-        self._saved: TemporaryDirectory[str] | None = None
+        self._at_end = ExitStack()  # what is to be cleaned up
         self._names = count()
         self._active: dict[str, Active] = {}  # by SGLang's name for it
         self._named: dict[int, str] = {}  # by request id
@@ -86,7 +91,7 @@ class SglangEngine(api.Engine):
 
     def preflight(self) -> str:
         tokenizer_file(self.options.model)  # which refuses a typo
-        return f"paced: {make_pace(self.options.pace).name}"
+        return f"paced: {self.pace.name}"
 
     def start(self, events: api.EventSink) -> api.Description:
         self.events = events
@@ -140,14 +145,8 @@ class SglangEngine(api.Engine):
     def held(self) -> bool:
         return os.environ.get(GIL) == HELD
 
-    @property
-    def planted_ns(self) -> int | None:
-        return self.options.plant_ns if self.options.plant_at else None
-
     def stop(self) -> None:
-        if self._saved is not None:
-            self._saved.cleanup()
-            self._saved = None
+        self._at_end.close()
 
     # -- what is asked of it ---------------------------------------------------------------------------------
 
@@ -187,8 +186,7 @@ class SglangEngine(api.Engine):
         self._loop.steps.clear()
 
     def delay(self, phase: str, ns: int) -> int:
-        took: int = self._loop.steps.delay.put(phase, ns)
-        return took
+        return int(self._loop.steps.delay.put(phase, ns))
 
     def begin_profile(self, steps: int) -> None:
         if not self.options.recorder:
@@ -256,8 +254,7 @@ class SglangEngine(api.Engine):
         known = {**PRESETS, **SHAPES}
         path = Path(options.model).expanduser()
         if options.model in known:
-            self._saved = TemporaryDirectory(prefix="preset-")
-            path = Path(self._saved.name)
+            path = Path(self._at_end.enter_context(TemporaryDirectory(prefix="preset-")))
             folder.save(known[options.model], path)
         return {
             "model_path": str(path),
@@ -316,7 +313,7 @@ class SglangEngine(api.Engine):
                 **{name: version(name) for name in ("sglang", "torch", "transformers", "triton")},
             },
             device={
-                "kind": f"paced: {make_pace(self.options.pace).name}",
+                "kind": f"paced: {self.pace.name}",
                 "name": cpu_model(),
                 "replaced": self.replaced,
             },

@@ -41,8 +41,8 @@ class Recorded:
 
     def scheduled(self) -> None:
         """Take as long as was asked for."""
-        if self.engine.planted_ns is not None:
-            self.steps.planted_ns += spin(self.engine.planted_ns)
+        if self.engine.options.plant_at:
+            self.steps.planted_ns += spin(self.engine.options.plant_ns)
         self.steps.delay.spend("schedule")
 
     def add(self, batch: Any) -> None:

@@ -54,9 +54,6 @@ class Outputs(OutputRouter):  # type: ignore[misc]  # transformers is not typed
             taken += self._arrived.popleft()
         return taken
 
-    def close(self) -> None:
-        os.close(self.wake_fd)
-
 
 class ContinuousEngine(TransformersEngine):
     """A page of the library's cache is an engine's KV block; a batch holds prefill_max_tokens tokens."""
@@ -181,5 +178,5 @@ class ContinuousEngine(TransformersEngine):
             manager.stop(block=True, timeout=5, hard_stop=True)
             manager.destroy()
             self.wake_fd = None
-            self._outputs.close()
+            os.close(self._outputs.wake_fd)
             del self._manager

@@ -35,6 +35,8 @@ HOPS = 4  # of the loop, from an output in a request's queue to its event on its
 
 
 class AsyncLLMEngine(VllmEngine):
+    recorded = "Gated"
+
     def open(self, config: Any) -> None:
         self.wake_fd: int = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._died = False
@@ -42,6 +44,7 @@ class AsyncLLMEngine(VllmEngine):
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by request id; the loop's, as all below
         self._said: list[api.Event] = []
         self._gate = Gate()
+        self._at_end.callback(self._gate.close)
         self._turning = False
         self._taken = 0  # requests
         self._over = self._refused = 0  # of them; the loop's
@@ -55,6 +58,8 @@ class AsyncLLMEngine(VllmEngine):
         self._thread = Thread(target=self._loop.run_forever, name="asyncio", daemon=True)
         self._thread.start()
         self._llm = asyncio.run_coroutine_threadsafe(self._open(config), self._loop).result()
+        self._at_end.callback(self._loop.call_soon_threadsafe, self._loop.stop)
+        self._at_end.callback(self._llm.shutdown, timeout=TERMINATE_S)  # which comes first
         if self.options.recorder:
             self._gate.open()
         leave_compute_core()
@@ -86,13 +91,6 @@ class AsyncLLMEngine(VllmEngine):
         else:
             os.environ.pop(CORE, None)  # nothing computes there
         return arguments
-
-    @property
-    def scheduler(self) -> str | None:
-        if not self.options.recorder:
-            return None
-        kind = "GatedAsyncScheduler" if self.toggles["async_scheduling"] == "on" else "GatedScheduler"
-        return f"overlap_bench.engines.vllm.scheduler.{kind}"
 
     def submit(self, request: api.Request) -> None:
         self._taken += 1
@@ -187,16 +185,6 @@ class AsyncLLMEngine(VllmEngine):
         host = ranges("output", {thread: self._thread.name}, ((thread, name, *each) for each in found))
         profile = msgspec.structs.replace(record.profile, hosts=[*record.profile.hosts, host])
         return msgspec.structs.replace(record, profile=profile)
-
-    def stop(self) -> None:
-        llm = getattr(self, "_llm", None)
-        if llm is not None:
-            llm.shutdown(timeout=TERMINATE_S)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-        gate = getattr(self, "_gate", None)
-        if gate is not None:
-            gate.close()
-        super().stop()
 
     # -- on the loop ---------------------------------------------------------------------------------------
 

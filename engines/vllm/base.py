@@ -8,6 +8,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -15,7 +16,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import torch
@@ -56,10 +57,12 @@ PACE_HAS_IT = "; with --pace a clock stands in for a card, and it stays on (engi
 class VllmEngine(api.Engine):
     """A vLLM engine, and everything about it but the process its core is in."""
 
+    recorded: ClassVar[str]  # how the names of its classes in scheduler.py begin
+
     def __init__(self, options: api.EngineOptions, toggles: dict[str, str]) -> None:
         self.options = options
         self.toggles = toggles
-        self._saved: TemporaryDirectory[str] | None = None
+        self._at_end = ExitStack()  # what is to be cleaned up
         self._asked = False  # whether what was switched where outputs are processed is in force
 
     def open(self, config: Any) -> None:
@@ -94,9 +97,7 @@ class VllmEngine(api.Engine):
         return self._describe(config)
 
     def stop(self) -> None:
-        if self._saved is not None:
-            self._saved.cleanup()
-            self._saved = None
+        self._at_end.close()
 
     def check_profile(self) -> None:
         """Raises BadSetting where a round can't be profiled."""
@@ -165,7 +166,10 @@ class VllmEngine(api.Engine):
     @property
     def scheduler(self) -> str | None:
         """The class that vLLM is to schedule with, by name; None: its own."""
-        return None
+        if not self.options.recorder:
+            return None
+        kind = "AsyncScheduler" if self.toggles["async_scheduling"] == "on" else "Scheduler"
+        return f"overlap_bench.engines.vllm.scheduler.{self.recorded}{kind}"
 
     def _configure(self, write: Callable[[Preset, Path], None], arms: int = 1) -> Any:
         """vLLM's config of this arm. Raises BadSetting for what can't work. `write`: how a preset becomes the
@@ -177,8 +181,7 @@ class VllmEngine(api.Engine):
         self._folder = Path(self.options.model).expanduser()
         known = {**PRESETS, **SHAPES}
         if self.options.model in known:
-            self._saved = TemporaryDirectory(prefix="preset-")
-            self._folder = Path(self._saved.name)
+            self._folder = Path(self._at_end.enter_context(TemporaryDirectory(prefix="preset-")))
             if self.options.pace:
                 write = save_without_weights
             write(known[self.options.model], self._folder)
@@ -271,7 +274,7 @@ class VllmEngine(api.Engine):
             # vLLM promises tokens independent of the batch under this switch only. A clock's follow from the
             # prompt (paced/tokens.py), whatever else a step holds.
             deterministic=bool(self.options.pace)
-            or (self.options.dtype == "float32" and (cpu or _batch_invariant())),
+            or (self.options.dtype == "float32" and (cpu or os.environ.get("VLLM_BATCH_INVARIANT") == "1")),
             pids=_pids(),
         )
 
@@ -348,10 +351,6 @@ def _check_device(kind: str) -> None:
 
 def on_cpu() -> bool:
     return bool(current_platform.device_type == "cpu")
-
-
-def _batch_invariant() -> bool:
-    return os.environ.get("VLLM_BATCH_INVARIANT", "0") == "1"
 
 
 def _pids() -> dict[str, int]:

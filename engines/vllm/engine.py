@@ -31,10 +31,7 @@ def build(options: EngineOptions, toggles: dict[str, str]) -> Engine:
             "leave it off"
         )
     changes.tell(toggles)
-    if options.pace:
-        paced.tell(options.pace)
-    else:
-        paced.reach()
+    paced.tell(options.pace)
     # vLLM reads these when it is imported. A fork of a process that has threads can hang.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
     for name, value in (

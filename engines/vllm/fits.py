@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
 
 from overlap_bench.engines.api import BadSetting
 from overlap_bench.engines.fits import Taken, missing
@@ -35,8 +34,7 @@ TAKEN: Taken = (  # by an arm, whatever it is set to
 
 
 def version() -> str:
-    vllm: Any = import_module("vllm")
-    return str(vllm.__version__)
+    return str(import_module("vllm").__version__)
 
 
 def check() -> None:

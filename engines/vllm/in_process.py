@@ -18,6 +18,8 @@ from overlap_bench.engines.vllm.steps import finish_begun
 
 
 class InProcessEngine(VllmEngine):
+    recorded = "Recorded"
+
     def open(self, config: Any) -> None:
         self._llm = LLMEngine.from_vllm_config(config, disable_log_stats=not self.options.recorder)
         self._core = self._llm.engine_core.engine_core
@@ -29,13 +31,6 @@ class InProcessEngine(VllmEngine):
         self._names = count()
         self._active: dict[str, Active] = {}  # by vLLM's name for it
         self._named: dict[int, str] = {}  # by request id
-
-    @property
-    def scheduler(self) -> str | None:
-        if not self.options.recorder:
-            return None
-        kind = "RecordedAsyncScheduler" if self.toggles["async_scheduling"] == "on" else "RecordedScheduler"
-        return f"overlap_bench.engines.vllm.scheduler.{kind}"
 
     def submit(self, request: api.Request) -> None:
         accepted, name = perf_counter_ns(), str(next(self._names))
@@ -67,8 +62,7 @@ class InProcessEngine(VllmEngine):
             self._core.scheduler.steps.clear()
 
     def delay(self, phase: str, ns: int) -> int:
-        took: int = self._core.scheduler.steps.put_delay(phase, ns)
-        return took
+        return int(self._core.scheduler.steps.put_delay(phase, ns))
 
     def begin_profile(self, steps: int) -> None:
         self.check_profile()

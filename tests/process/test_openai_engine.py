@@ -216,14 +216,23 @@ def test_a_server_that_wants_a_key_says_so(server: SmallServer, monkeypatch: pyt
         assert isinstance(serve(built, sink, [api.Request(0, "Hello", 1)])[-1], api.Finish)
 
 
-def test_a_server_that_is_still_loading_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """llama.cpp lists its model meanwhile; SGLang answers 503 until it has warmed up."""
-    loading = [(503, b""), (503, b"")]
-    asked: list[str] = []
+@pytest.mark.parametrize(
+    ("health", "asked"),
+    [
+        # llama.cpp lists its model while it loads; SGLang answers 503 until it has warmed up.
+        ([503, 503, 200], ["/health"] * 3),
+        ([404], ["/health", "/v1/models"]),
+    ],
+)
+def test_a_server_is_ready_when_its_health_says_so_or_without_any_when_it_lists_its_models(
+    health: list[int], asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter(health)
+    found: list[str] = []
 
     def get(where: Endpoint, path: str, seconds: float) -> tuple[int, bytes]:
-        asked.append(path)
-        return loading.pop() if path == "/health" and loading else (200, b"")
+        found.append(path)
+        return (next(answers) if path == "/health" else 200), b""
 
     monkeypatch.setattr(endpoint, "get", get)
     started = run_server.start("sleep 60 {port}", {})
@@ -231,18 +240,7 @@ def test_a_server_that_is_still_loading_is_not_ready(monkeypatch: pytest.MonkeyP
         started.wait_until_ready(PATIENCE_S)
     finally:
         started.stop()
-    assert asked == ["/health"] * 3
-
-
-def test_a_server_without_health_is_ready_when_it_lists_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        endpoint, "get", lambda where, path, seconds: (404 if path == "/health" else 200, b"")
-    )
-    started = run_server.start("sleep 60 {port}", {})
-    try:
-        started.wait_until_ready(PATIENCE_S)
-    finally:
-        started.stop()
+    assert found == asked
 
 
 def test_a_request_is_given_up(server: SmallServer) -> None:
@@ -252,14 +250,10 @@ def test_a_request_is_given_up(server: SmallServer) -> None:
             built.connections.turn()  # type: ignore[attr-defined]
             time.sleep(0.001)
         built.cancel(7)
-        (finish,) = serve(built, sink, []) or _rest(built, sink)
+        built.run(lambda timeout: not sink.ended)
+        (finish,) = sink.events
         assert isinstance(finish, api.Finish)
         assert (finish.id, finish.reason) == (7, "cancelled")
-
-
-def _rest(built: api.Engine, sink: Collected) -> list[api.Event]:
-    built.run(lambda timeout: not sink.ended)
-    return sink.events
 
 
 @pytest.fixture(scope="module")
@@ -283,12 +277,8 @@ def test_tls_is_verified(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> 
         there = f"https://127.0.0.1:{secured.port}"
         with pytest.raises(api.EngineError, match=r"TLS: the certificate can't be verified: self.signed"):
             ask(there, "Hello")
-        built = engine.build(api.EngineOptions(model="small"), SPEC.check({"url": there}))
-        built.start(sink := Collected())
-        try:
+        with started(there, model="small") as (built, sink):
             message = failure(serve(built, sink, [api.Request(0, "Hello", 1)]))
-        finally:
-            built.stop()
         assert message.startswith("TLS: the certificate can't be verified: self")
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         with started(there) as (built, sink):
@@ -328,8 +318,12 @@ def test_what_only_the_servers_command_can_set_is_refused() -> None:
     used = api.EngineOptions(model="m", sampling=True, recorder=False)
     settings = SPEC.check({"url": "http://127.0.0.1"})
     engine.build(used, settings)
-    with pytest.raises(api.BadSetting, match="engine openai has no dtype: leave it out"):
-        engine.build(msgspec.structs.replace(used, dtype="bfloat16"), settings)
+    for changed, message in (
+        ({"dtype": "bfloat16"}, "engine openai has no dtype: leave it out"),
+        ({"pace": "5ms"}, "a server at an address has a device of its own: leave pace out"),
+    ):
+        with pytest.raises(api.BadSetting, match=message):
+            engine.build(msgspec.structs.replace(used, **changed), settings)
 
 
 def test_a_round_that_is_broken_off_leaves_the_collector_on(server: SmallServer) -> None:
@@ -371,9 +365,3 @@ def test_a_server_that_did_not_take_the_pace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(api.BadSetting, match=r"^the server did not take the pace"):
         built.start(Collected())
     built.stop()
-
-
-def test_a_server_at_an_address_has_no_pace() -> None:
-    toggles = SPEC.check({"url": "http://127.0.0.1:1"})
-    with pytest.raises(api.BadSetting, match=r"leave pace out"):
-        engine.build(api.EngineOptions(model="", pace="5ms"), toggles)

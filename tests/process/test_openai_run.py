@@ -148,16 +148,6 @@ def test_a_server_that_does_not_start_leaves_its_last_words(
     assert sleeping not in [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])]
 
 
-def long_run(
-    environment: dict[str, str], folder: Path, command: str = COMMAND
-) -> tuple[Bench, psutil.Process]:
-    arm = ("--before", f"cmd={command}", "--interval-ms", "50", "--num-requests", "400")
-    bench = start(environment, folder, "run", "--engine", "openai", *arm)
-    found = find_server(bench)
-    wait_until(lambda: psutil.CONN_ESTABLISHED in {each.status for each in found.net_connections("tcp")})
-    return bench, found
-
-
 def test_a_killed_harness_leaves_no_server_that_a_script_started(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -165,7 +155,10 @@ def test_a_killed_harness_leaves_no_server_that_a_script_started(
     script.write_text(
         f"trap 'sleep 0.2; touch {ended}; exit' TERM\n{COMMAND.replace('{port}', '$1')} & wait\n"
     )
-    bench, server = long_run(environment, tmp_path, f"sh {script} {{port}}")
+    arm = ("--before", f"cmd=sh {script} {{port}}", "--interval-ms", "50", "--num-requests", "400")
+    bench = start(environment, tmp_path, "run", "--engine", "openai", *arm)
+    server = find_server(bench)
+    wait_until(lambda: psutil.CONN_ESTABLISHED in {each.status for each in server.net_connections("tcp")})
     parent = server.parent()
     assert parent.name() == "sh"
     bench.popen.kill()

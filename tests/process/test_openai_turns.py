@@ -84,22 +84,19 @@ def test_servers_take_turns_of_so_many_steps_and_lose_no_token(session: Session)
         assert all(ended <= began for (_, ended), (began, _) in pairwise(spans))
 
 
-def test_all_that_a_parked_server_started_stands_still_until_turns_are_over(session: Session) -> None:
-    (booted,) = session.boot([arm("before")]).values()
-    park(session, [booted])
-    server = server_of(booted)
-    assert len(server) > 2
-    assert {each.status() for each in server} == {psutil.STATUS_STOPPED}
-    booted.inbox.send(msgspec.msgpack.encode(api.EndTurns()))
-    wait_until(lambda: psutil.STATUS_STOPPED not in {each.status() for each in server})
-
-
-def test_a_parked_server_stops_when_it_is_told(session: Session) -> None:
+def test_all_that_a_parked_server_started_stands_still_until_turns_are_over_or_it_is_told_to_stop(
+    session: Session,
+) -> None:
     booted = list(session.boot([arm("before"), arm("after")]).values())
     park(session, booted)
-    servers = [process for each in booted for process in server_of(each)]
+    first, second = map(server_of, booted)
+    assert len(first) > 2
+    assert {each.status() for each in (*first, *second)} == {psutil.STATUS_STOPPED}
+    booted[0].inbox.send(msgspec.msgpack.encode(api.EndTurns()))
+    wait_until(lambda: psutil.STATUS_STOPPED not in {each.status() for each in first})
+    assert {each.status() for each in second} == {psutil.STATUS_STOPPED}
     assert session.shut(booted) == []
-    wait_until_gone(servers)
+    wait_until_gone([*first, *second])
 
 
 def test_a_parked_server_can_clean_up_when_its_run_is_broken_off(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def running(command: str) -> Iterator[Endpoint]:
-    started = server.start(command)
+    started = server.start(command, {})
     try:
         started.wait_until_ready(PATIENCE_S)
         yield started.endpoint

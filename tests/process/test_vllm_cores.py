@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from overlap_bench.engines.vllm import CORE
 
 CORES = os.sched_getaffinity(0)
@@ -17,11 +19,11 @@ print(*(sorted(os.sched_getaffinity(int(each))) for each in os.listdir("/proc/se
 """
 
 
-def cores_of_threads(call: str, **environment: str) -> list[list[int]]:
+def cores_of_threads(call: str, environment: dict[str, str]) -> list[list[int]]:
     """The cores of each thread of a process that has made this call."""
     said = subprocess.check_output(
         [sys.executable, "-c", THREADED.format(call=call)],
-        env={**{name: value for name, value in os.environ.items() if name != CORE}, **environment},
+        env={name: value for name, value in os.environ.items() if name != CORE} | environment,
         text=True,
     )
     found: list[list[int]] = [
@@ -31,15 +33,18 @@ def cores_of_threads(call: str, **environment: str) -> list[list[int]]:
     return found
 
 
-def test_every_thread_of_a_worker_goes_to_the_core_it_computes_on() -> None:
-    assert all(each == [LAST] for each in cores_of_threads("take_compute_core", **{CORE: str(LAST)}))
-
-
-def test_every_thread_of_another_process_leaves_that_core_where_there_is_another() -> None:
-    elsewhere = sorted(CORES - {LAST}) or [LAST]
-    assert all(each == elsewhere for each in cores_of_threads("leave_compute_core", **{CORE: str(LAST)}))
-
-
-def test_nothing_moves_where_vllm_was_left_to_bind_itself_or_computes_on_a_card() -> None:
-    for call in ("take_compute_core", "leave_compute_core"):
-        assert all(each == sorted(CORES) for each in cores_of_threads(call))
+@pytest.mark.parametrize(
+    ("call", "computes_on", "cores"),
+    [
+        ("take_compute_core", {CORE: str(LAST)}, [LAST]),
+        ("leave_compute_core", {CORE: str(LAST)}, sorted(CORES - {LAST}) or [LAST]),
+        # vLLM was left to bind itself, or computes on a card.
+        ("take_compute_core", {}, sorted(CORES)),
+        ("leave_compute_core", {}, sorted(CORES)),
+    ],
+)
+def test_a_worker_has_a_core_to_itself_where_there_is_another(
+    call: str, computes_on: dict[str, str], cores: list[int]
+) -> None:
+    """Every thread of it, and of the processes that leave it alone."""
+    assert all(each == cores for each in cores_of_threads(call, computes_on))

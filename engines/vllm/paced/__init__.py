@@ -66,24 +66,11 @@ def plugin() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH"))))}
 
 
-def reach() -> None:
-    """Have vLLM find our plug-ins, here and in a process that this starts."""
-    os.environ |= plugin()
-    sys.path.insert(0, str(PLUGIN))
-
-
 def tell(pace: str) -> None:
-    """Have vLLM run on a device of that pace, once it is imported, here or in a process that this starts."""
-    os.environ |= environment(pace)
+    """Have vLLM find our plug-ins, and run on a device of that pace if there is one, here and in a process
+    that this starts. Before it is imported."""
+    os.environ |= environment(pace) if pace else plugin()
     sys.path.insert(0, str(PLUGIN))
-
-
-def told() -> Device:
-    """The device that the host process was told of; vLLM's core may be another process."""
-    from overlap_bench.engines.pace import make_pace
-    from overlap_bench.engines.paced.device import Device
-
-    return Device(pace=make_pace(os.environ[PACE]), held=os.environ.get(GIL) == "held")
 
 
 def own_device() -> Device | None:

@@ -3,13 +3,16 @@ be imported by itself."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
-from overlap_bench.engines.vllm.paced import fits, told
+from overlap_bench.engines.pace import make_pace
+from overlap_bench.engines.paced.device import Device
+from overlap_bench.engines.vllm.paced import GIL, PACE, fits
 from overlap_bench.engines.vllm.paced.cuda import install
 
-device = told()
+device = Device(make_pace(os.environ[PACE]), held=os.environ.get(GIL) == "held")
 install(device)  # before the runner is imported, which takes names from what this replaces
 
 import numpy as np

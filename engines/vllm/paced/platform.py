@@ -114,20 +114,12 @@ class PacedPlatform(CpuPlatform):  # type: ignore[misc]
         Platform.update_block_size_for_backend.__func__(cls, vllm_config)
 
     @classmethod
-    def is_pin_memory_available(cls) -> bool:
-        return False
-
-    @classmethod
     def import_kernels(cls) -> None:
         pass
 
     @classmethod
     def num_compute_units(cls, device_id: int = 0) -> int:
         return 132
-
-    @classmethod
-    def register_triton_kernel_overrides(cls) -> None:
-        pass
 
     @classmethod
     def inference_mode(cls) -> Any:

@@ -24,7 +24,6 @@ from overlap_bench.engines.api import BadSetting, EngineError
 from overlap_bench.engines.fits import differing, missing
 from overlap_bench.engines.vllm import fits
 from overlap_bench.engines.vllm.toggles import (
-    async_scheduling,
     block_hash,
     block_hasher,
     block_map,
@@ -42,8 +41,6 @@ from overlap_bench.engines.vllm.toggles import (
     update,
 )
 from overlap_bench.engines.vllm.toggles.change import INSTALLED, PUT, Change
-
-__all__ = ["CHANGES", "async_scheduling"]
 
 CHANGES: tuple[Change, ...] = (
     *flat_logprobs.CHANGES,

@@ -109,11 +109,6 @@ def test_without_the_kernels_stamp_a_chunk_arrived_when_it_was_read_and_its_lag_
     assert (chunk.arrived_ns, chunk.lag_ns, finish.arrived_ns) == (107, -1, 207)
 
 
-def test_a_chat_begins_with_its_first_content() -> None:
-    chunks, _, _ = served(said("", role="assistant"), said(None), said("Hi"), said("", "stop"), DONE)
-    assert [(chunk.text, chunk.arrived_ns) for chunk in chunks] == [("Hi", 300)]
-
-
 def growing(tokens: int, reason: str | None = None, **choice: Any) -> bytes:
     return event(choices=[{**choice, "finish_reason": reason}], usage={"completion_tokens": tokens})
 
@@ -123,6 +118,8 @@ def growing(tokens: int, reason: str | None = None, **choice: Any) -> bytes:
     [
         # Half a character, and what completes it: a step each, and so for vLLM's and SGLang's clients.
         ((text(""), text("é"), text(" a", "length"), usage(3)), [100, 200, 300], [1, 1, 1]),
+        # A chat begins with its first content.
+        ((said("", role="assistant"), said(None), said("Hi"), said("", "stop")), [300], [1]),
         ((text("a"), text("", "stop"), usage(1)), [100], [1]),  # llama.cpp's end
         ((text("a"), text("b"), text("", "stop"), usage(3)), [100, 200, 300], [1, 1, 1]),  # vLLM's, of an EOS
         ((text("a"), text("b"), text("", "length"), usage(3)), [100, 200], [-1, -1]),
@@ -161,11 +158,6 @@ def test_a_token_without_text_is_a_chunk_where_there_is_one(
     chunks, _, _ = served(*pieces, DONE)
     assert [chunk.arrived_ns for chunk in chunks] == arrived
     assert [len(chunk.token_ids) or chunk.tokens for chunk in chunks] == counts
-
-
-def test_a_thought_is_content() -> None:
-    chunks, _, _ = served(said(None, reasoning_content="Hm"), said("Hi", "stop"), DONE)
-    assert [chunk.text for chunk in chunks] == ["Hm", "Hi"]
 
 
 @pytest.mark.parametrize(
@@ -231,6 +223,7 @@ def test_a_tokenizer_counts_where_the_server_gives_only_the_sum() -> None:
         (said("a", role="assistant"), event(choices=None), said("b", "stop"), DONE),
         (said([{"type": "text", "text": "a"}]), said([{"text": "b"}, None, {"type": "image"}], "stop"), DONE),
         (text(["a"]), text({"value": "b"}, "stop"), DONE),
+        (said(None, reasoning_content="a"), said("b", "stop"), DONE),
         (said(None, thinking="a", reasoning=""), said(None, "stop", refusal="b"), DONE),
         (said(None, reasoning=[{"text": "a"}], reasoning_content=""), said("b", "stop"), DONE),
     ],

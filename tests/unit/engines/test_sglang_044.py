@@ -24,7 +24,6 @@ from overlap_bench.engines.sglang_044 import SPEC, engine
 from overlap_bench.engines.sglang_044.card import Card, _blocking, counted, lengths
 from overlap_bench.engines.sglang_044.toggles.sync import POLICIES, TOGGLE
 from overlap_bench.engines.sglang_base import absent, answer, folder
-from overlap_bench.engines.sglang_base import engine as shared
 from overlap_bench.engines.steps import DECODE, Steps
 
 
@@ -210,46 +209,6 @@ def test_no_part_of_a_stop_string_is_said(tmp_path: Path) -> None:
 def test_the_reason_tells_an_end_of_text_from_a_stop_string() -> None:
     said = [{"type": "stop", "matched": 0}, {"type": "stop", "matched": "x"}, {"type": "abort"}]
     assert [reason_of(each["type"], each.get("matched")) for each in said] == ["eos", "stop", "cancelled"]
-
-
-@pytest.mark.parametrize(
-    ("found", "options", "says"),
-    [
-        (None, {"pace": "10ms"}, "needs sglang 0.4.4, .* has none"),
-        ("0.5.23", {"pace": "10ms"}, "has 0.5.23"),
-        ("0.4.4", {}, "a clock: --pace 10ms"),
-        ("0.4.4", {"pace": "10ms", "max_batch_size": 161}, "graphs for at most 160"),
-        ("0.4.4", {"pace": "10ms", "device": "cuda"}, "the clock alone"),
-        ("0.4.4", {"pace": "10ms", "scoring": True}, "has no scoring"),
-    ],
-)
-def test_what_can_not_work_is_refused(
-    found: str | None, options: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def version(name: str) -> str:
-        if found is None:
-            raise shared.PackageNotFoundError(name)
-        return found
-
-    monkeypatch.setattr(shared, "version", version)
-    monkeypatch.setattr(engine, "NEEDED", ())
-    with pytest.raises(api.BadSetting, match=says):
-        engine.build(api.EngineOptions(**options), {})
-
-
-def test_packages_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "version", lambda name: "0.4.4")
-    monkeypatch.setattr(engine, "NEEDED", ("torch", "no_such_thing", "nor_this"))
-    with pytest.raises(api.BadSetting, match="has no no_such_thing, no nor_this, which"):
-        engine.build(api.EngineOptions(pace="10ms"), {})
-
-
-def test_a_driver_holds_the_interpreter_or_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "version", lambda name: "0.4.4")
-    monkeypatch.setattr(engine, "NEEDED", ())
-    monkeypatch.setenv("BENCH_SGLANG_GIL", "hold")
-    with pytest.raises(api.BadSetting, match="BENCH_SGLANG_GIL is held or released, not 'hold'"):
-        engine.build(api.EngineOptions(pace="10ms"), {})
 
 
 def test_a_profile_tells_the_forward_thread_from_the_scheduler_s() -> None:

@@ -64,29 +64,16 @@ def test_outside_of_turns_the_core_goes_by() -> None:
         assert not select.select([gate], [], [], 0)[0]
 
 
-def test_in_turns_a_step_waits_until_it_is_let_through_and_says_what_was_done_before() -> None:
+def test_in_turns_a_step_waits_for_a_word_and_says_what_was_done_before() -> None:
     with opened() as (gate, core):
         gate.begin()
-        for number in range(3):
-            step = core.next_step(outputs=4 * number)
-            assert asked(gate) == Asked(0, 4 * number, 0)
+        for number, word in enumerate((GO, FINISH, GO)):
+            step = core.next_step(outputs=4 * number, begun=number)
+            assert asked(gate) == Asked(0, 4 * number, number)
             assert not step.done()
-            gate.let(GO)
+            gate.let(word)
             assert gate.asked is None
-            assert step.result(PATIENCE_S) == GO
-
-
-def test_what_was_begun_is_finished_before_another_step_is_scheduled() -> None:
-    with opened() as (gate, core):
-        gate.begin()
-        step = core.next_step(begun=1)
-        assert asked(gate) == Asked(0, 0, 1)
-        gate.let(FINISH)
-        assert step.result(PATIENCE_S) == FINISH
-        step = core.next_step(begun=0)
-        assert asked(gate) == Asked(0, 0, 0)
-        gate.let(GO)
-        assert step.result(PATIENCE_S) == GO
+            assert step.result(PATIENCE_S) == word
 
 
 @pytest.mark.parametrize("heard", [False, True])
@@ -108,39 +95,26 @@ def test_a_core_that_asks_with_a_step_in_flight_is_not_left_waiting_once_request
         assert gate.asked is None
 
 
-def test_a_core_that_waits_goes_on_when_turns_end_and_freely_from_then_on() -> None:
+@pytest.mark.parametrize("heard", [False, True])
+def test_when_turns_end_the_core_goes_on_and_the_next_ones_hear_what_it_asks_then(heard: bool) -> None:
     with opened() as (gate, core):
         gate.begin()
-        step = core.next_step()
-        asked(gate)
-        gate.end()
-        assert step.result(PATIENCE_S) == GO
+        gate.end()  # it is idle
         assert core.next_step().result(PATIENCE_S) == GO
-
-
-def test_what_the_core_asked_as_turns_ended_is_not_taken_for_the_next_ones() -> None:
-    with opened() as (gate, core):
         gate.begin()
         step = core.next_step(outputs=1)
-        assert select.select([gate], [], [], PATIENCE_S)[0]  # it has asked, and nobody heard it
+        assert select.select([gate], [], [], PATIENCE_S)[0]
+        if heard:
+            gate.hear()
         gate.end()
+        assert gate.asked is None
         assert step.result(PATIENCE_S) == GO
+        assert core.next_step().result(PATIENCE_S) == GO
         gate.begin()
         step = core.next_step(outputs=7)
         assert asked(gate) == Asked(0, 7, 0)
         gate.let(GO)
         assert step.result(PATIENCE_S) == GO
-
-
-def test_turns_that_ended_while_the_core_was_idle_do_not_stop_it() -> None:
-    with opened() as (gate, core):
-        gate.begin()
-        gate.end()
-        assert core.next_step().result(PATIENCE_S) == GO
-        gate.begin()
-        core.next_step()
-        assert asked(gate) == Asked(0, 0, 0)
-        gate.let(GO)
 
 
 def test_records_are_the_cores() -> None:

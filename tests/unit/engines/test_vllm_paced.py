@@ -95,6 +95,12 @@ def make_device(pace: str) -> Device:
     return device
 
 
+def begin(device: Device, kind: str = "decode") -> None:
+    """A step of one row, about to be prepared."""
+    device.begin(kind)
+    device.program.sizes = [Size(kind, 1, 1, 1)]
+
+
 def test_a_replay_is_queued_behind_what_runs_and_an_event_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     device = make_device("decode=3ms+1us*batch,prefill=1us*tokens")
     ends = []
@@ -125,8 +131,7 @@ def test_a_replay_is_queued_behind_what_runs_and_an_event_behind_it(monkeypatch:
 def test_what_a_step_asks_for_is_counted_by_its_kind() -> None:
     device = make_device("1us")
     for kind in ("prefill", "decode", "decode"):
-        device.begin(kind)
-        device.program.sizes = [Size(kind, 1, 1, 1)]
+        begin(device, kind)
         for _ in range(4):
             Kernel(None, None)()
         Graph().replay()
@@ -142,8 +147,7 @@ def test_a_step_without_a_graph_of_its_own_runs_in_pieces(
     device = make_device("decode=1us,prefill=10us,launch=3us,replay=10us")
     spent: list[int] = []
     monkeypatch.setattr(device.clock, "spend", spent.append, raising=False)
-    device.begin("prefill")
-    device.program.sizes = [Size("prefill", 1, 1, 1)]
+    begin(device, "prefill")
     device.run_pieces(4, kernels, between=2)
     counts = device.counts["prefill"]
     assert (counts.launches, counts.replays) == (launches, replays)
@@ -156,15 +160,12 @@ def test_a_step_without_a_graph_of_its_own_runs_in_pieces(
 
 def test_a_host_that_launches_slowly_leaves_the_device_idle_between_two_pieces() -> None:
     device = make_device("decode=1us,prefill=10us,replay=50us")
-    device.begin("prefill")
-    device.program.sizes = [Size("prefill", 1, 1, 1)]
+    begin(device, "prefill")
     device.run_pieces(4, 0, between=2)
     assert device.program.end_ns - device.program.begin_ns >= 3 * 50_000
 
 
 def test_torchs_operations_are_counted_and_its_views_are_not() -> None:
-    import torch
-
     device = make_device("1us")
     device.begin("decode")
     with device.counting():
@@ -179,8 +180,6 @@ def test_torchs_operations_are_counted_and_its_views_are_not() -> None:
 
 @pytest.mark.parametrize("mode", ["inference_mode", "no_grad"])
 def test_copies_to_the_card_and_back_are_counted_in_any_mode_of_torch(mode: str) -> None:
-    import torch
-
     device = make_device("1us")
     tensor = torch.zeros(1, dtype=torch.int32)
     device.begin("decode")
@@ -196,15 +195,12 @@ def test_copies_to_the_card_and_back_are_counted_in_any_mode_of_torch(mode: str)
 
 def test_what_is_sampled_later_is_paid_for_where_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """As SGLang's toggle `sample` has it: behind the step's launch."""
-    import torch
-
     device = make_device("decode=1us,prefill=1us,launch=3us,copy=7us")
     spent: list[int] = []
     monkeypatch.setattr(device.clock, "spend", spent.append, raising=False)
     for _ in range(LOOKS + 1):  # the last one is not looked at
         del spent[:]
-        device.begin("decode")
-        device.program.sizes = [Size("decode", 1, 1, 1)]
+        begin(device)
         with device.counting():
             Graph().replay()
             torch.zeros(4)
@@ -218,15 +214,12 @@ def test_what_is_sampled_later_is_paid_for_where_it_is_launched(monkeypatch: pyt
 
 def test_what_torch_launches_is_paid_for_where_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the inputs before the forward pass, which waits for them; for sampling after it."""
-    import torch
-
     device = make_device("decode=1us,prefill=1us,launch=3us,copy=7us")
     spent: list[int] = []
     monkeypatch.setattr(device.clock, "spend", spent.append, raising=False)
     for _ in range(LOOKS + 1):  # the last one is not looked at, and asks for as much
         del spent[:]
-        device.begin("decode")
-        device.program.sizes = [Size("decode", 1, 1, 1)]
+        begin(device)
         with device.counting():
             torch.zeros(4).add_(1)
             Graph().replay()
@@ -240,8 +233,7 @@ def test_what_torch_launches_is_paid_for_where_it_is_launched(monkeypatch: pytes
 def test_only_an_event_that_blocks_wakes_its_thread_late() -> None:
     device = make_device("decode=1ms,prefill=1ms,wake=20ms")
     for blocking in (False, True):
-        device.begin("decode")
-        device.program.sizes = [Size("decode", 1, 1, 1)]
+        begin(device)
         Graph().replay()
         event = Event(blocking=blocking)
         event.record()
@@ -267,8 +259,7 @@ def test_a_tool_sees_one_range_after_the_other_with_the_step_they_are_for() -> N
     )
     for step in (4, 5):
         device.step = step
-        device.begin("decode")
-        device.program.sizes = [Size("decode", 1, 1, 1)]
+        begin(device)
         Graph().replay()
         device.launched()
     event = Event()
@@ -303,8 +294,7 @@ def test_attention_reads_each_rows_own_context_and_padding_none() -> None:
 
 def test_who_synchronizes_with_the_card_waits_for_all_that_was_queued() -> None:
     device = make_device("decode=3ms,prefill=3ms")
-    device.begin("decode")
-    device.program.sizes = [Size("decode", 1, 1, 1)]
+    begin(device)
     Graph().replay()
     assert paced._IN_PLACE[torch.accelerator]["synchronize"] is paced._synchronize
     paced._synchronize()
