@@ -278,6 +278,7 @@ def test_a_change_in_the_history_is_bisected(
 ) -> None:
     """The job ends as the gate did, whether the bisection finds a commit, nothing, or fails."""
     only_gates = "--metric a --max-regression=2% --trials 4 --max-minutes 9"
+    only_gates += " --on-undecided pass --until-precision=1%"
     asked = f"--engine yours {only_gates} --set 'x=y z' --concurrency 16"
     job = runner(
         "schedule", gate=asked, says="UNDECIDED. It moved, as no gate before showed", ends=3, base="v1.0"
