@@ -581,8 +581,8 @@ def what_reading_touches(
     log = tmp_path / "log"
     (tmp_path / "lookout").mkdir()
     (tmp_path / "lookout" / "sitecustomize.py").write_text(LOOKOUT.format(log=str(log)))
-    path = f"{tmp_path}/lookout{os.pathsep}{environment['PYTHONPATH']}"
-    watched = {**environment, "PYTHONPATH": path}
+    modules = f"{tmp_path}/lookout{os.pathsep}{environment['PYTHONPATH']}"
+    watched = {**environment, "PYTHONPATH": modules}
     importlib.import_module("matplotlib.font_manager")  # asks fc-list for fonts, once for each user
     command = [sys.executable, "-c", READ.format(reading=reading) + code]
     done = subprocess.run(command, cwd=tmp_path, env=watched, capture_output=True, text=True)
