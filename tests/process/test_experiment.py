@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -29,23 +30,19 @@ from overlap_bench.harness.analysis.experiment_result import (
     _claim,
     cell,
 )
-from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.analysis.values import block_values
-from overlap_bench.harness.common import names
 from overlap_bench.harness.plan.design import orders
 from overlap_bench.harness.plan.experiment_file import Claim, Column, Experiment, Plan, Row
 from overlap_bench.harness.report import experiment_tables
 from overlap_bench.harness.stats import planning
-from overlap_bench.harness.store.files import SCHEMA_VERSION, read_summary
 from overlap_bench.harness.store.manifest import read_manifest
 from overlap_bench.harness.store.tables import Block
-from overlap_bench.harness.studies import experiment
+from tests.process.test_trust import what_reading_touches
+from tests.support import keep
 from tests.support.bench_command import only_run, start
 from tests.support.in_process import done, ended
 from tests.support.made_blocks import block, blocks, manifest, side
-from tests.support.places import REFERENCE
 
-STORED = [path.parent for path in sorted(REFERENCE.glob("experiments/*/experiment.json"))]
 OWN = """
 title = "Two paces of a clock"
 question = "Is the fast one faster?"
@@ -133,6 +130,13 @@ def test_an_interrupted_experiment_goes_on_and_is_reread_as_it_was_printed(
     show = ("experiment", "show", str(folder), "--format", "json")
     assert json.loads(done(environment, tmp_path, *show)) == result
     assert not bench.left()
+    reading = "experiment show experiment"
+    assert what_reading_touches(environment, tmp_path, {"experiment": folder}, reading) == ""
+    kept = tmp_path / folder.name
+    shutil.copytree(folder, kept)
+    keep.keep_experiment(kept)
+    assert not [*kept.rglob("blocks")]
+    assert json.loads(done(environment, tmp_path, "experiment", "show", str(kept), *show[3:])) == result
 
     run = folder / "clocks-few"  # an ordinary run, of the same boots as the other
     design = read_manifest(run).design
@@ -314,13 +318,6 @@ def test_a_change_is_that_of_the_levels_beside_it(metric: str) -> None:
     levels = shown(Column(title="", percentiles=["p50"]), metric=metric, arm="after")
     assert levels.value == [pytest.approx(after.value)]
     assert after.low * (1 - 1e-9) <= after.value <= after.high * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("folder", STORED, ids=lambda folder: folder.name)
-def test_a_stored_result_is_shown_as_it_was_kept(folder: Path) -> None:
-    kept = json.loads(names.sentence_of_today(json.dumps(read_summary(folder), ensure_ascii=False)))
-    shown = to_plain(experiment.show(folder).result)
-    assert shown == {**kept, "schema_version": SCHEMA_VERSION}
 
 
 def test_csv_has_every_number_unrounded() -> None:

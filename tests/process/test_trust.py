@@ -521,10 +521,6 @@ READ = """
 import sys
 import overlap_bench
 from overlap_bench.harness.cli.app import main
-run = overlap_bench.load("run")
-run.result, run.requests, run.steps, run.rounds
-overlap_bench.compare("run")
-overlap_bench.load("factorial").effects
 for arguments in {reading!r}:
     sys.argv = ["bench", *arguments.split()]
     try:
@@ -532,16 +528,21 @@ for arguments in {reading!r}:
     except SystemExit as end:
         assert end.code in (0, 3), (arguments, end.code)
 """
+LOAD = """
+run = overlap_bench.load("run")
+run.result, run.requests, run.steps, run.rounds
+overlap_bench.compare("run")
+overlap_bench.load("factorial").effects
+"""
 BENCH = "import sys; from overlap_bench.harness.cli.app import main; sys.argv = {arguments!r}; main()"
 STORED = {
     "run": PINNED.with_name("overlap"),  # with steps, as they were measured
     "factorial": REFERENCE / "experiments" / "factorial-schedule-h2d-output",
-    "experiment": REFERENCE / "experiments" / "sglang-launch-done-paced",
 }
 READING = (
     *("compare run", "compare run:before run:after", "gate run --out gate", "explain run"),
     *("report run -o a.html", "report run -o a.md"),
-    *("factorial factorial", "experiment show experiment"),
+    "factorial factorial",
 )
 
 
@@ -565,9 +566,13 @@ def poison(value: Any) -> None:
             poison(each)
 
 
-def test_reading_a_run_starts_and_contacts_nothing(environment: dict[str, str], tmp_path: Path) -> None:
-    for name, stored in STORED.items():
-        shutil.copytree(stored, tmp_path / name)
+def what_reading_touches(
+    environment: dict[str, str], folder: Path, stored: dict[str, Path], *reading: str, code: str = ""
+) -> str:
+    """What commands, and code behind them, start, contact or open that copies of results name."""
+    tmp_path = folder / "read"
+    for name, run in stored.items():
+        shutil.copytree(run, tmp_path / name)
         for path in (tmp_path / name).rglob("*.json"):
             content = json.loads(path.read_text())
             poison(content)
@@ -576,13 +581,17 @@ def test_reading_a_run_starts_and_contacts_nothing(environment: dict[str, str], 
     log = tmp_path / "log"
     (tmp_path / "lookout").mkdir()
     (tmp_path / "lookout" / "sitecustomize.py").write_text(LOOKOUT.format(log=str(log)))
-    path = f"{tmp_path}/lookout{os.pathsep}{environment['PYTHONPATH']}"
-    watched = {**environment, "PYTHONPATH": path}
+    modules = f"{tmp_path}/lookout{os.pathsep}{environment['PYTHONPATH']}"
+    watched = {**environment, "PYTHONPATH": modules}
     importlib.import_module("matplotlib.font_manager")  # asks fc-list for fonts, once for each user
-    command = [sys.executable, "-c", READ.format(reading=READING)]
+    command = [sys.executable, "-c", READ.format(reading=reading) + code]
     done = subprocess.run(command, cwd=tmp_path, env=watched, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert log.read_text() == ""
+    return log.read_text()
+
+
+def test_reading_a_run_starts_and_contacts_nothing(environment: dict[str, str], tmp_path: Path) -> None:
+    assert what_reading_touches(environment, tmp_path, STORED, *READING, code=LOAD) == ""
 
 
 def test_no_module_of_the_current_folder_is_imported(environment: dict[str, str], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,12 +22,14 @@ LOOK_S = 0.1  # between two looks at all processes: looking takes a core from wh
 BENCH = (sys.executable, "-c", "from overlap_bench.harness.__main__ import main; main()")
 
 
-def wait_until(happened: Callable[[], T], else_told: Callable[[], object] = lambda: "") -> T:
+def wait_until(
+    happened: Callable[[], T], else_told: Callable[[], object] = lambda: "", every_s: float = 0.01
+) -> T:
     """What it says once that is true, however busy the machine is."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := happened()):
         assert time.monotonic() < deadline, else_told()
-        time.sleep(0.01)
+        time.sleep(every_s)
     return found
 
 
@@ -62,13 +65,15 @@ class Bench:
 
     def wait_for(self, text: str) -> None:
         """Until stderr holds `text`."""
-        deadline = time.monotonic() + PATIENCE_S
-        while text not in self.stderr.read_text():
+
+        def told() -> bool:
+            running = self.popen.poll() is None
+            said = self.stderr.read_text()
+            assert running or text in said, said
             self.look()
-            assert self.popen.poll() is None, self.stderr.read_text()
-            assert time.monotonic() < deadline, self.stderr.read_text()
-            time.sleep(LOOK_S)
-        self.look()
+            return text in said
+
+        wait_until(told, self.stderr.read_text, LOOK_S)
 
     def look(self) -> None:
         try:
@@ -79,17 +84,18 @@ class Bench:
 
     def find(self, word: str) -> psutil.Process:
         """A process below that has `word` in its command line; waits for it."""
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
+
+        def found() -> psutil.Process | None:
             self.look()
             for process in psutil.Process(self.popen.pid).children(recursive=True):
-                try:
+                with suppress(psutil.Error):
                     if word in " ".join(process.cmdline()):
                         return process
-                except psutil.Error:
-                    continue
-            time.sleep(LOOK_S)
-        raise AssertionError(f"no process runs {word}")
+            return None
+
+        process = wait_until(found, lambda: f"no process runs {word}", LOOK_S)
+        assert process is not None
+        return process
 
     def end(self, seconds: float = PATIENCE_S) -> tuple[int, str, str]:
         """Exit code, stdout, stderr."""

@@ -1,10 +1,9 @@
 """What of a finished run is committed: `python -m tests.support.keep FOLDER ... [--tables T,...]`.
 
 What stays: manifest.json, summary.json, values.parquet, and of the blocks the tables that are named (none).
-The manifest says what was left out. Of a sweep or an experiment this is done to each of its runs, and what
-the experiment found goes to a summary.json of its own. The numbers stay what they are: bench compare,
-factorial, sweep, experiment show and report read the summary, and what needs the records says that they are
-gone.
+The manifest says what was left out. Of an experiment this is done to each of its runs, and what it found goes
+to a summary.json of its own. The numbers stay what they are: bench compare, factorial, experiment show and
+report read the summary, and what needs the records says that they are gone.
 """
 
 import argparse
@@ -18,8 +17,7 @@ import msgspec
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import frames
 from overlap_bench.harness.analysis.plain import to_stored
-from overlap_bench.harness.store import sweep
-from overlap_bench.harness.store.files import EXPERIMENT_FILE, SUMMARY_FILE, SWEEP_FILE, write_bytes
+from overlap_bench.harness.store.files import EXPERIMENT_FILE, SUMMARY_FILE, write_bytes
 from overlap_bench.harness.store.tables import (
     NEEDED,
     TABLES,
@@ -59,12 +57,6 @@ def keep(run: Path, tables: Collection[str] = ()) -> None:
         shutil.rmtree(run / "blocks", ignore_errors=True)
 
 
-def keep_sweep(folder: Path, tables: Collection[str] = ()) -> None:
-    """The same of each run of a sweep."""
-    for run, _ in sweep.runs_in(folder):
-        keep(run, tables)
-
-
 def keep_experiment(folder: Path, tables: Collection[str] = ()) -> None:
     """The same of each run of an experiment, and what it found beside them."""
     found = experiment.show(folder).result
@@ -88,8 +80,6 @@ def main() -> None:
     for folder in asked.folders:
         if (folder / EXPERIMENT_FILE).exists():
             keep_experiment(folder, tables)
-        elif (folder / SWEEP_FILE).exists():
-            keep_sweep(folder, tables)
         else:
             keep(folder, tables)
 

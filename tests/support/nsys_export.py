@@ -31,7 +31,7 @@ def process(pid: int) -> int:
     return 1 << 48 | pid << 24
 
 
-def kernel(
+def on_device(
     start: int,
     end: int,
     *,
@@ -39,7 +39,7 @@ def kernel(
     device: int = 0,
     stream: int = 7,
     correlation: int = -1,
-    name: int = 0,
+    **more: object,
 ) -> dict[str, object]:
     return {
         "start": start,
@@ -49,23 +49,16 @@ def kernel(
         "streamId": stream,
         "correlationId": correlation,
         "globalPid": process(pid),
-        "demangledName": name,
-        "shortName": name,
+        **more,
     }
 
 
-def graph(start: int, end: int, *, pid: int = 1, correlation: int = -1, number: int = 3) -> dict[str, object]:
-    return {
-        "start": start,
-        "end": end,
-        "deviceId": 0,
-        "contextId": 1,
-        "streamId": 7,
-        "correlationId": correlation,
-        "globalPid": process(pid),
-        "graphId": number,
-        "graphExecId": 9,
-    }
+def kernel(start: int, end: int, *, name: int = 0, **ids: int) -> dict[str, object]:
+    return on_device(start, end, demangledName=name, shortName=name, **ids)
+
+
+def graph(start: int, end: int, **ids: int) -> dict[str, object]:
+    return on_device(start, end, graphId=3, graphExecId=9, **ids)
 
 
 def copy(
@@ -76,23 +69,9 @@ def copy(
     source: int = 1,
     target: int = 2,
     size: int = 1024,
-    pid: int = 1,
-    device: int = 0,
-    correlation: int = -1,
+    **ids: int,
 ) -> dict[str, object]:
-    return {
-        "start": start,
-        "end": end,
-        "deviceId": device,
-        "contextId": 1,
-        "streamId": 7,
-        "correlationId": correlation,
-        "globalPid": process(pid),
-        "bytes": size,
-        "copyKind": kind,
-        "srcKind": source,
-        "dstKind": target,
-    }
+    return on_device(start, end, bytes=size, copyKind=kind, srcKind=source, dstKind=target, **ids)
 
 
 def call(
@@ -107,19 +86,8 @@ def call(
     }
 
 
-def synchronization(
-    start: int, end: int, *, pid: int = 1, correlation: int = -1, kind: int = 3
-) -> dict[str, object]:
-    return {
-        "start": start,
-        "end": end,
-        "deviceId": 0,
-        "contextId": 1,
-        "streamId": 7,
-        "correlationId": correlation,
-        "globalPid": process(pid),
-        "syncType": kind,
-    }
+def synchronization(start: int, end: int, *, kind: int = 3, **ids: int) -> dict[str, object]:
+    return on_device(start, end, syncType=kind, **ids)
 
 
 def nvtx(

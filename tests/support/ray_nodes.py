@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from overlap_bench.harness.run.cluster.places import RESOURCE
-from tests.support.bench_command import PATIENCE_S
+from tests.support.bench_command import LOOK_S, PATIENCE_S, wait_until
 
 OURS = ("overlap_bench.engines.host", "overlap_bench.harness.run.load_generator")  # what a block starts
 TASK = "ray::on_this_node"  # a worker's title while it measures
@@ -57,18 +57,16 @@ class Nodes:
 
     def workers(self, count: int = 1) -> list[psutil.Process]:
         """Workers that are measuring a block; waits for so many."""
-        deadline = time.monotonic() + PATIENCE_S
-        while len(found := _eldest(self._running((TASK,)))) < count:
-            assert time.monotonic() < deadline, "no worker measures"
-            time.sleep(0.05)
-        return found
+
+        def found() -> list[psutil.Process]:
+            measuring = _eldest(self._running((TASK,)))
+            return measuring if len(measuring) >= count else []
+
+        return wait_until(found, lambda: "no worker measures", LOOK_S)
 
     def measuring(self) -> None:
         """Wait until an engine runs."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._running(OURS[:1]):
-            assert time.monotonic() < deadline, "no engine is started"
-            time.sleep(0.05)
+        wait_until(lambda: self._running(OURS[:1]), lambda: "no engine is started", LOOK_S)
 
     def left(self) -> list[psutil.Process]:
         """What blocks started and what still runs, once it had time to end."""
