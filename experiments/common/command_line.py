@@ -42,3 +42,11 @@ def chosen(script: str, description: str | None, known: Collection[str]) -> list
     if unknown:
         asked.error(f"no {', '.join(unknown)}; there are {', '.join(known)}")
     return names
+
+
+def to_measure(
+    script: str, description: str | None, known: Collection[str], there: Collection[str]
+) -> list[str]:
+    """The names on the command line, in the order of `known`; without any, those that are not `there` yet."""
+    asked = chosen(script, description, known)
+    return [name for name in known if (name in asked if asked else name not in there)]

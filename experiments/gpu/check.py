@@ -5,7 +5,8 @@
 Tokens in fp32 over every pair of toggle choices, calm and under chaos, with captured graphs (the tests marked
 `gpu`, the device contract among them); then a short before/after of each claim's variant with the `gpt2`
 shape. A line per part as it ends; exit 1 if any part failed. A part may take what time is left, but for a
-minute each of the parts that are still to come. Results go to results/reference/gpu/.
+minute each of the parts that are still to come; the finished blocks of one that was cut off are shown by
+python -m experiments.gpu.unfinished. Results go to results/reference/gpu/.
 
 --rehearse cuts a few parts down to seconds, for a machine whose CPU plays the card
 (PYTHONPATH=tests/support/card:.): it shows that the commands still run, and measures nothing.

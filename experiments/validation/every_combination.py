@@ -1,6 +1,6 @@
 """fp32 tokens against transformers in every setting that means something.
 
-    python -m experiments.validation.every_combination [--device DEVICE] [--pace PACE] [--parts N]
+    python -m experiments.validation.every_combination [--device DEVICE] [--parts N]    all not there yet
 
 Every combination of toggle choices, once: a seeded shuffle deals each to one of four rows, tiny-gpt2 or
 tiny-llama, chaos off or on. All of them in all four rows would take hours; the tests run every pair of
@@ -8,8 +8,7 @@ choices in all four. 10 requests of mixed lengths, max batch 6: greedy ones agai
 against the sampler on transformers' logits. Where chaos is on, there is a prefix cache, prompts begin alike,
 and blocks run out. A first divergence of a greedy request counts as a near-tie where the reference's two
 logits lie within 1e-4; any other difference ends the run with an error. A row is done in parts, each kept as
-it comes, and a call does those that are not there yet; of other settings than today's, or another pace,
-nothing is kept.
+it comes; of other settings than today's nothing is kept.
 """
 
 from __future__ import annotations
@@ -63,17 +62,16 @@ def mixed_requests(alike: bool) -> list[api.Request]:
     return requests
 
 
-def main() -> None:
-    parser = command_line.parser(__file__, __doc__)
+def check(script: str, description: str | None, pace: str = "") -> None:
+    """All of it, and that script's result."""
+    parser = command_line.parser(script, description)
     parser.add_argument("--device", default="emulated")
-    parser.add_argument("--pace", default="")
     parser.add_argument("--parts", type=int, default=len(CHAOS) * len(MODELS) * PARTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # of the reference: more would fight with the device's process
     every = SPEC.every_setting()
-    digest = hashlib.sha256(msgspec.json.encode([every, arguments.pace])).hexdigest()[:16]
-    dealt = deal(every)
-    done = [part for part in earlier(__file__) if part["settings"] == digest]
+    dealt, digest = deal(every), hashlib.sha256(msgspec.json.encode(every)).hexdigest()[:16]
+    done = [part for part in earlier(script) if part["settings"] == digest]
     there = {(part["model"], part["chaos"], part["part"]) for part in done}
     places = [(chaos, model, part) for chaos in CHAOS for model in MODELS for part in range(PARTS)]
     missing = [place for place in places if (place[1], place[0], place[2]) not in there]
@@ -81,11 +79,11 @@ def main() -> None:
         mine = [place for place in missing[: arguments.parts] if place[0] == chaos]
         if not mine:
             continue
-        device = open_device(arguments.device, chaos=chaos, pace=arguments.pace)
+        device = open_device(arguments.device, chaos=chaos, pace=pace)
         for _, model, part in mine:
             counts = serve_all(device, chaos, model, dealt[chaos, model][part::PARTS])
             done.append({"settings": digest, "model": model, "chaos": chaos, "part": part, **counts})
-            write(done, len(every), device.kind, arguments.pace)
+            write(script, done, len(every), device.kind)
         device.close()
 
 
@@ -119,7 +117,7 @@ def serve_all(device: Device, chaos: int | None, model: str, settings: list[dict
     return found
 
 
-def write(done: list[dict[str, Any]], settings: int, kind: str, pace: str) -> None:
+def write(script: str, done: list[dict[str, Any]], settings: int, kind: str) -> None:
     rows = []
     for chaos in CHAOS:
         for model in MODELS:
@@ -138,10 +136,9 @@ def write(done: list[dict[str, Any]], settings: int, kind: str, pace: str) -> No
                 ]
             )
     write_result(
-        __file__,
+        script,
         title="Requests whose tokens equal transformers', over "
-        f"{sum(part['count'] for part in done):,} of {settings:,} settings, {kind} device"
-        + (f", paced: {pace}" if pace else ""),
+        f"{sum(part['count'] for part in done):,} of {settings:,} settings, {kind} device",
         header=[
             *("model", "chaos", "settings", "identical", "near-ties", "tokens", "steps", "preempted"),
             "cached tokens",
@@ -152,4 +149,4 @@ def write(done: list[dict[str, Any]], settings: int, kind: str, pace: str) -> No
 
 
 if __name__ == "__main__":
-    main()
+    check(__file__, __doc__)

@@ -9,6 +9,8 @@ gate run takes about half a minute. Later calls add to the runs of earlier ones.
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,27 +18,34 @@ from typing import Any
 from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import CELLS, bench, cells, earlier, kept
-from tests.support.clockwork import distribution
-from tests.support.repositories import commit
+from overlap_bench.harness.common.git import environment
 
 EXAMPLE = command_line.ROOT / "examples" / "own_engine"
-ENGINE = "paced_engine.py"
 RUN = ("gate", "--engine", "paced", "--no-pretok", "--max-regression", "2%", "--base-ref", "base")
 HEADS = {"slower": "5% slower", "tidied": "no change"}
 
 
 def repository(folder: Path) -> Path:
     """The example with its three branches, installed for whoever has it on the path."""
-    text = (EXAMPLE / ENGINE).read_text()
+    engine = folder / "paced_engine.py"
+    shutil.copy(EXAMPLE / engine.name, engine)
+    text = engine.read_text()
     contents = {
         "base": text,
         "slower": text.replace("STEP_US = 2000", "STEP_US = 2100"),
         "tidied": text + "\n# tidied\n",
     }
     assert len(set(contents.values())) == len(contents)
+    identity = ("-c", "user.name=example", "-c", "user.email=example@example.org")
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, env=environment(), check=True)
     for branch, content in contents.items():
-        commit(folder, {ENGINE: content}, branch)
-    distribution(folder, "paced_engine", paced="paced_engine:SPEC")
+        engine.write_text(content)
+        for command in (("add", engine.name), ("commit", "--quiet", "-m", branch), ("branch", branch)):
+            subprocess.run(["git", *identity, *command], cwd=folder, env=environment(), check=True)
+    information = folder / "paced_engine-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: paced-engine\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[bench.engines]\npaced = paced_engine:SPEC\n")
     return folder
 
 

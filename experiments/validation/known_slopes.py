@@ -30,7 +30,6 @@ from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import earlier
 from overlap_bench.harness.common.machine import code
-from tests.support.clockwork import distribution
 
 EXAMPLE = command_line.ROOT / "examples" / "own_engine" / "paced_engine.py"
 STEP_US, OWN_US, NOISE_US = 2000, 100, 100
@@ -69,7 +68,10 @@ def install(folder: Path) -> None:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     (folder / EXAMPLE.name).write_text(text)
-    distribution(folder, "paced_engine", paced="paced_engine:SPEC")
+    information = folder / "paced_engine-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: paced-engine\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[bench.engines]\npaced = paced_engine:SPEC\n")
 
 
 def measured(seed: int) -> dict[str, Any]:

@@ -52,9 +52,9 @@ RUNS = BESIDE * 20
 DRAWN = 10_000
 
 
-def measured() -> dict[str, Any]:
+def measured(*flags: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        run = bench("run", "--variant", "pinned-h2d", out=Path(folder))
+        run = bench("run", "--variant", "pinned-h2d", *flags, out=Path(folder))
         (stored,) = Path(folder).glob("*/manifest.json")
         equal = own_pairs(stored.parent)
     comparison = run["comparison"]
@@ -107,7 +107,7 @@ def replayed(runs: list[dict[str, Any]]) -> Rows:
     """What is found where nothing differs, by what the runs were beside."""
     table = [["turns of", "blocks", "runs drawn", "decided", "called different", "95% interval"]]
     for kind in BESIDE:
-        blocks = [each for run in runs if run["beside"] == kind for each in run["equal"]]
+        blocks = [each for run in runs if run["beside"] == kind for each in run.get("equal", ())]
         if not blocks:
             continue
         decided, wrong = called_different(blocks, np.random.default_rng(0))
@@ -141,7 +141,7 @@ def cells(run: dict[str, Any]) -> list[str]:
     turns, sliced = run["metrics"][definitions.SLICED], run["sliced"]
     disturbed = sliced.get("disturbed")
     return [
-        run["beside"],
+        run.get("beside", BESIDE[0]),
         f"{turns['before']:.3f}",
         change(turns),
         f"±{half_width(turns):.2%}",
@@ -166,6 +166,15 @@ def summary(runs: list[dict[str, Any]]) -> str:
         f"{len(runs)} runs, median {seconds:.0f} s, half-width ±{median(widths):.2%} (widest "
         f"±{max(widths):.2%}), mean change {mean:+.2%}"
     )
+
+
+def repeat(script: str, description: str | None, *flags: str) -> None:
+    """As often as the command line of that script says, with these flags."""
+    runs = earlier(script)
+    for _ in range(command_line.wanted(script, description, "RUNS", 5)):
+        runs.append(measured(*flags))
+        told = f"`{' '.join(('bench run --variant pinned-h2d', *flags))}`: {summary(runs)}"
+        write_result(script, title=told, header=HEADER, rows=list(map(cells, runs)), data=runs)
 
 
 def main() -> None:

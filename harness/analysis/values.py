@@ -87,7 +87,7 @@ def counted(design: Design, per_block: Sequence[Values], names: Sequence[str]) -
     """Places of the blocks that decide about these metrics. All, but where one is of turns, and FEWEST_CALM
     blocks or more had enough undisturbed turns: then these alone. No change makes other processes compute,
     so this chooses no result. The blocks that are left out would bend the interval: an arm may suffer more
-    from a neighbour than the change is worth (results/reference/proofs/errors.md)."""
+    from a neighbour than the change is worth (experiments/validation/simulated_turns.py)."""
     everything = [*range(len(per_block))]
     if not any(definitions.METRICS[name].of_turns for name in names):
         return everything

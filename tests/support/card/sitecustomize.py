@@ -1,7 +1,7 @@
 """With this folder and the checkout on PYTHONPATH, a process and all that it starts find a CUDA card: the
 stand-in of tests/support/cuda_stand_in.py. So the GPU's own commands run from end to end, in real processes:
 
-    PYTHONPATH=tests/support/card:. python -m experiments.gpu.check --rehearse
+    PYTHONPATH=tests/support/card:. python -m experiments.gpu.reference facts --model micro-gpt2:float32
 
 Python imports a module of this name before all others. What a card does, and when, it does not tell.
 """
