@@ -171,7 +171,6 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def agreement(before: Answers, after: Answers | None) -> Agreement:
-    """Compare the answers of both arms one by one."""
     if after is None:
         return Agreement(loglikelihoods=len(before.likelihoods), texts=len(before.texts))
     pairs = list(zip(before.likelihoods, after.likelihoods, strict=True))
@@ -187,5 +186,4 @@ def agreement(before: Answers, after: Answers | None) -> Agreement:
 
 
 def pooled(values: Mapping[str, Sequence[float]], tasks: Iterable[str]) -> list[float]:
-    """Items of several tasks as one."""
     return [value for task in tasks for value in values[task]]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pandas as pd
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import across_warnings, comparison, decision, outputs
@@ -31,6 +32,7 @@ from overlap_bench.harness.analysis.values import scale_of, series
 from overlap_bench.harness.analysis.warnings import Severity, Warning, ranked
 from overlap_bench.harness.common.names import difference
 from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics.block import of_boot
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.stats import paired
 from overlap_bench.harness.stats.stopping import ALPHA
@@ -301,8 +303,6 @@ def _own_blocks(name: str, side: Side) -> list[Block]:
 
 def _side_by_side(sides: Sequence[Sequence[Block]]) -> list[Block]:
     """Blocks of the same number, joined. A number determines the seeds, and says nothing about the time."""
-    import pandas as pd
-
     joined = []
     for number in sorted({block.number for blocks in sides for block in blocks}):
         parts = [block.tables for blocks in sides for block in blocks if block.number == number]
@@ -317,9 +317,6 @@ def _side_by_side(sides: Sequence[Sequence[Block]]) -> list[Block]:
 def _values(read: Mapping[str, Sequence[Block]], goodput: Mapping[str, float]) -> Series:
     """Like comparison.measured, but with what only one side has; the two may have different numbers of
     blocks. No metrics.MATCHED: they take two arms of one block."""
-    import pandas as pd
-
-    from overlap_bench.harness.metrics.block import of_boot
 
     def values_of(block: Block) -> dict[str, float]:
         requests, steps, rounds, work = (

@@ -65,8 +65,6 @@ class InPlaceOf(OfVerdict, frozen=True):
 
 
 class OtherClients(OfVerdict, frozen=True):
-    """Several tools measured."""
-
     tools: str
     usual = Severity.QUALIFIES
 

@@ -38,8 +38,6 @@ def circumstances(manifest: Manifest, blocks: Sequence[Block], values: BlockSeri
 
 
 class FromAnotherTool(OfRun, frozen=True):
-    """Another tool measured the run."""
-
     run: str
     tool: str
     fresh_boots: bool
@@ -268,8 +266,6 @@ class GPUUnknown(OfRun, frozen=True):
 
 
 class OutputsAsText(OfRun, frozen=True):
-    """Servers may differ from themselves."""
-
     against_itself: bool
 
     def sentence(self) -> str:
@@ -395,8 +391,6 @@ class UnequalNodes(OfRun, frozen=True):
 
 
 class MeasuredAgain(OfRun, frozen=True):
-    """Trials failed on a cluster, and were measured once more."""
-
     repeats: tuple[Repeat, ...]
 
     def sentence(self) -> str:
@@ -422,5 +416,4 @@ class RecorderOff(OfRun, frozen=True):
 
     @classmethod
     def found(cls, run: Measured) -> Iterator[Self]:
-        arms: Sequence[Arm] = run.manifest.design.arms
-        yield from (cls(arm.name) for arm in arms if not arm.options.recorder)
+        yield from (cls(arm.name) for arm in run.manifest.design.arms if not arm.options.recorder)

@@ -86,7 +86,6 @@ def trials_of(folder: Path, stored: Bisection) -> list[Trial | None]:
 
 
 def trial_of(stored: Bisection, block: Block) -> Trial | None:
-    """What a block says; None where it has no value."""
     arms = [each for each in block.tables["rounds"]["arm"].unique() if each not in (GOOD, BAD)]
     places = {each.short: place for place, each in enumerate(stored.commits, 1)}
     place = places[str(arms[0])] if arms else 0
@@ -181,7 +180,7 @@ def _tried(
 def _changes(stored: Bisection, trials: Sequence[Trial], known: Posterior) -> Iterator[Change]:
     """Each change of the likeliest set with its size: what the commits behind it differ by from those before
     it, up to the next change."""
-    sd = _sd([each.effect for each in trials])
+    sd = float(np.std([each.effect for each in trials], ddof=1))  # ends differ, so there are several
     starts = [0, *(last for _, last in known.best), len(stored.commits)]
     levels: list[tuple[float, float]] = []  # mean, and its variance, of the effects' variance
     for number in range(len(known.best) + 1):
@@ -195,10 +194,8 @@ def _changes(stored: Bisection, trials: Sequence[Trial], known: Posterior) -> It
         variance = (len(values) + of_commits) / len(values) ** 2 if values else 0.0
         levels.append((float(np.mean(values)), variance) if values and number else (0.0, 0.0))
     for (first, last), before, after in zip(known.best, levels, levels[1:], strict=False):
-        half = 0.0
-        if sd is not None:
-            error = sd * (before[1] + after[1]) ** 0.5
-            half = float(t_quantile(1 - ALPHA / 2, max(1, len(trials) - 1))) * error
+        error = sd * (before[1] + after[1]) ** 0.5
+        half = float(t_quantile(1 - ALPHA / 2, len(trials) - 1)) * error
         size = after[0] - before[0]
         yield Change(
             first=stored.commits[first - 1].commit,

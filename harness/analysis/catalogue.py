@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from overlap_bench.engines import api
+from overlap_bench.harness.analysis.experiment_result import Change, ClaimResult
 from overlap_bench.harness.analysis.result import Comparison, MetricRow, Result
 from overlap_bench.harness.metrics.definitions import SLICED
 from overlap_bench.harness.plan.variants import Unmeasured, Variant, measured_by
-
-if TYPE_CHECKING:
-    from overlap_bench.harness.analysis.experiment_result import ClaimResult
 
 NOT_MEASURED, DESCRIPTIVE = "not measured", "descriptive"
 STEPS = (SLICED, "round_step_ms")  # what says how long a step is, the best first
@@ -50,7 +47,6 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_variant(variant: Variant) -> Entry:
-    """Its claim, not measured yet."""
     return Entry(claim=variant.name, title=variant.title, source=variant.source, says=variant.claim)
 
 
@@ -99,8 +95,6 @@ def _of_whom(variant: Variant, verdict: str) -> str:
 
 def of_claim(variant: Variant, claim: ClaimResult, device: str, **more: object) -> Entry | None:
     """What an experiment found of a source's number; None where that is no change."""
-    from overlap_bench.harness.analysis.experiment_result import Change
-
     if not isinstance(claim.measured, Change):
         return None
     change = claim.measured
@@ -110,7 +104,6 @@ def of_claim(variant: Variant, claim: ClaimResult, device: str, **more: object) 
 
 
 def step_ms(metrics: Mapping[str, MetricRow], side: str = "before") -> float | None:
-    """How long a decode step of that arm is."""
     return next((metrics[name].of(side) for name in STEPS if name in metrics), None)
 
 

@@ -47,7 +47,11 @@ def result(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Valu
     design = manifest.design
     per_block = per_block or [block_values(design, block) for block in blocks]
     ended = reason_to_stop(design, per_block) or in_time(manifest, len(blocks))
-    compared = comparisons(manifest, blocks, per_block)
+    compared = (
+        _of_several(manifest, blocks, per_block)
+        if len(design.arms) > 2
+        else [comparison(manifest, blocks, per_block)]
+    )
     several = None
     if design.factorial is not None:
         from overlap_bench.harness.analysis import factorial
@@ -75,16 +79,9 @@ def in_time(manifest: Manifest, blocks: int) -> str | None:
     return f"{blocks_of(blocks)}, as many as fit into {minutes_of(limit)}{again}{slower}"
 
 
-def comparisons(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values]) -> list[Comparison]:
-    """The first arm against each of the others."""
-    if len(manifest.design.arms) > 2:
-        return _of_several(manifest, blocks, per_block)
-    return [comparison(manifest, blocks, per_block)]
-
-
 def _of_several(manifest: Manifest, blocks: Sequence[Block], per_block: Sequence[Values]) -> list[Comparison]:
-    """The same of three arms or more. Their verdicts form two families, each with Holm-adjusted p: those on
-    the primary, and those on all secondaries together."""
+    """The first of three arms or more against each of the others. Their verdicts form two families, each with
+    Holm-adjusted p: those on the primary, and those on all secondaries together."""
     design = manifest.design
     first, *others = (arm.name for arm in design.arms)
     pairs = {other: manifest.pair(first, other) for other in others}
@@ -226,7 +223,6 @@ def _family(effects: Mapping[str, paired.Effect], names: Sequence[str]) -> dict[
 
 
 def _without_verdict(design: Design, per_block: Sequence[Values]) -> list[Warning]:
-    """Declared secondaries that some trial has no value of."""
     if len(design.arms) < 2:
         return []
     found = ((name, lacking(design, per_block, name)) for name in design.secondaries)
@@ -241,7 +237,6 @@ def _of_primary(
     word: str | None,
     by_node: Nodes | None,
 ) -> list[Warning]:
-    """What is to be said of the decision on the primary."""
     design = manifest.design
     effect = effects.get(design.primary)
     if effect is None:

@@ -110,7 +110,6 @@ def holm(p_values: Mapping[Tested, float]) -> dict[Tested, float]:
 
 
 def never_ran(why: str) -> Verdict:
-    """None of the code that differs between the arms ran."""
     return Verdict(None, f"no verdict: {why}", "never_ran")
 
 
@@ -142,7 +141,6 @@ def on_declared(
 
 
 def _by_rule(name: str, estimate: Effect, margin: float, p_adjusted: float | None, alpha: float) -> Verdict:
-    """The verdict by the decision rule, with its reason."""
     metric = definitions.METRICS[name]
     word = verdict(estimate, margin, metric.better, metric.is_time, p_adjusted, alpha)
     if word is None or estimate.low is None or estimate.high is None:

@@ -107,8 +107,6 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A layout, filled in."""
-
     title: str
     columns: list[str]
     rows: list[list[Cell]]
@@ -116,16 +114,12 @@ class TableResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSize(msgspec.Struct, frozen=True, kw_only=True):
-    """How many blocks a run has."""
-
     boots: str
     workload: str
     blocks: int = msgspec.field(name="trials")
 
 
 class ExperimentResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that an experiment found, and what its sources say."""
-
     schema_version: int
     experiment: str
     run: str
@@ -148,8 +142,6 @@ class ExperimentResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 @dataclass(frozen=True)  # no slots: `values` is cached
 class Finished:
-    """One finished run: its manifest, its blocks, and the values of each."""
-
     manifest: Manifest
     blocks: Sequence[Block]
     per_block: Sequence[Values]
@@ -187,7 +179,7 @@ class Finished:
         """The blocks that both sides of a change are made of: between two arms, as for a verdict, without
         disturbed ones where others are enough."""
         name, arms = quantity.change, (quantity.before, quantity.arm)
-        if name not in definitions.BETWEEN_ARMS or quantity.before == quantity.arm:
+        if name not in definitions.BETWEEN_ARMS:
             return self.blocks
         between = [values_between(block.of, arms) for block in self.blocks]
         return [self.blocks[place] for place in counted(self.manifest.design, between, [name])]
@@ -203,7 +195,6 @@ class Finished:
         return turns.disagreement(design, pairs, design.alpha(len(pairs)))
 
     def effect(self, quantity: Quantity) -> paired.Effect | None:
-        """The effect that a change is."""
         sides = self.sides(quantity)
         if sides is None:
             return None
@@ -245,7 +236,6 @@ def _besides(block: Block, arm: str) -> dict[str, float]:
 
 
 def outputs_differ(runs: Runs) -> bool:
-    """Whether outputs that must be equal differ, in any run."""
     return any(each.fail(run.manifest.promises_outputs) for run in runs.values() for each in run.outputs())
 
 
@@ -384,7 +374,6 @@ def finding(reported: float | None, cell: Number) -> str:
 
 
 def _conclusion(plan: Plan, first: ClaimResult, decided: Comparison | None, runs: Runs) -> str:
-    """One sentence of what was measured, with its verdict, and one of what the source says."""
     main = plan.experiment.claims[0]
     run = runs[main.boots, main.workload]
     device = next(iter(run.manifest.descriptions.values())).device["kind"]

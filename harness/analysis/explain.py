@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
+import pandas as pd
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison, decision, stored, tail, words
@@ -23,9 +24,6 @@ from overlap_bench.harness.stats import paired
 from overlap_bench.harness.stats.nodes import of_nodes
 from overlap_bench.harness.store.files import SCHEMA_VERSION
 from overlap_bench.harness.store.tables import Block
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MOST_UNATTRIBUTED = 0.03  # of a step, above which a warning says so
 SHOWN_CAUSES = 3
@@ -269,7 +267,6 @@ def rank_times(arm: Arm, blocks: Sequence[Block]) -> list[RankTimes]:
 
 
 def tails(arms: Sequence[Arm], blocks: Sequence[Block]) -> list[tail.Tail]:
-    """For each arm, metric and level, in that order."""
     found = []
     for arm in arms:
         boots = [tail.split(block.of(arm.name, "requests"), block.of(arm.name, "steps")) for block in blocks]
@@ -281,7 +278,6 @@ def tails(arms: Sequence[Arm], blocks: Sequence[Block]) -> list[tail.Tail]:
 
 
 def warnings(step: Mapping[str, Part]) -> list[Warning]:
-    """What a reader must know before believing the table."""
     rest = step["unattributed"]
     return [
         Unattributed(side, share)

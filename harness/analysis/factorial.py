@@ -36,7 +36,7 @@ from overlap_bench.harness.analysis.verdict_warnings import (
 from overlap_bench.harness.analysis.warnings import Warning, ranked
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.block import Values
-from overlap_bench.harness.plan.design import Arm, Design, Factor, Factorial
+from overlap_bench.harness.plan.design import Design, Factorial
 from overlap_bench.harness.plan.factors import levels
 from overlap_bench.harness.stats import paired
 from overlap_bench.harness.stats.contrasts import (
@@ -56,12 +56,6 @@ from overlap_bench.harness.store.tables import Block
 
 JUDGED_ORDER = 2  # up to here an effect of the primary carries a verdict
 TOGETHER = {"better": "stronger together", "worse": "weaker together", "same": "same together"}
-
-
-def declared(factors: Sequence[Factor], arms: Sequence[Arm]) -> list[Contrast]:
-    """The effects that carry verdicts on the primary."""
-    planned = plan([each.toggle for each in factors], levels(factors, arms))
-    return [each for each in planned.contrasts if len(each.term) <= JUDGED_ORDER]
 
 
 def judge(
@@ -96,15 +90,20 @@ def of_run(
     if not doubts and design.primary in definitions.OF_PAIRS and (why := turns.disturbed(per_block)):
         doubts = [Contradicted(why)]  # an arm's trials may be too few to leave out, and no pair's are
     values = measured(design, per_block)
-    judged = {label(each.term): each.weights for each in declared(planned.factors, design.arms)}
+    nodes = [block.node for block in blocks]
+    contrasts = plan([each.toggle for each in planned.factors], levels(planned.factors, design.arms))
+    judged = {
+        label(each.term): each.weights for each in contrasts.contrasts if len(each.term) <= JUDGED_ORDER
+    }
     told = [
         *doubts,
         *left_out,
         *few_trials(design, len(blocks)),
         *of_order_of_factorial(manifest, [block.number for block in blocks], values, judged),
         *circumstances(manifest, blocks, values),
+        *_apart(design, judged, values, nodes),
     ]
-    found = analyse(planned, design, values, [block.node for block in blocks], told)
+    found = analyse(planned, design, contrasts, values, nodes, told)
     offered = THROUGHPUTS if offered_load(design, per_block) else ()
     metrics = {
         name: _judged_as(OFFERED if name in offered else CONTRADICTED, each)
@@ -116,7 +115,6 @@ def of_run(
 
 
 def _judged_as(verdict: Verdict, found: Effects) -> Effects:
-    """The effects of a metric, with this in place of their verdicts."""
     effects = [
         msgspec.structs.replace(each, verdict=verdict.stored) if each.verdict is not None else each
         for each in found.effects
@@ -127,6 +125,7 @@ def _judged_as(verdict: Verdict, found: Effects) -> Effects:
 def analyse(
     planned: Factorial,
     design: Design,
+    contrasts: Plan,
     values: Series,
     nodes: Sequence[str],
     warnings: list[Warning],
@@ -136,7 +135,6 @@ def analyse(
     counts once."""
     names = [each.toggle for each in planned.factors]
     settings = levels(planned.factors, design.arms)
-    contrasts = plan(names, settings)
     found: dict[str, Effects] = {}
     for metric, per_arm in values.items():
         kind = definitions.METRICS[metric]
@@ -170,7 +168,7 @@ def analyse(
         ],
         metrics=found,
         left_out=list(planned.left_out),
-        warnings=ranked([*warnings, *_apart(design, contrasts, values, nodes)]),
+        warnings=ranked(warnings),
     )
 
 
@@ -189,17 +187,13 @@ def by_unit(values: Floats, weights: Floats, nodes: Sequence[str]) -> Floats:
 
 def _apart(
     design: Design,
-    planned: Plan,
-    values: Mapping[str, Mapping[str, Sequence[float]]],
+    judged: Mapping[str, Floats],
+    values: Series,
     nodes: Sequence[str],
 ) -> list[Warning]:
     """Which judged effects on the primary nodes disagree about."""
     blocks = np.array([values[design.primary][arm.name] for arm in design.arms]).T
-    apart = [
-        label(each.term)
-        for each in planned.contrasts
-        if len(each.term) <= JUDGED_ORDER and disagree(blocks, each.weights, nodes)
-    ]
+    apart = [name for name, weights in judged.items() if disagree(blocks, weights, nodes)]
     return [NodesDisagreeAbout(tuple(apart), len(set(nodes)))] if apart else []
 
 

@@ -85,12 +85,11 @@ def foretell(
         )
     of_steps = [each.phase for each in found.phases if each.phase in api.PHASES]
     names, why_not = changed(before, after, of_steps)
-    if why_not:
-        return Foretold(sensitivity=found.run, step_us=found.step_us, why_not=why_not)
     phases = [each for each in found.phases if each.phase in names]
     known = {each.phase for each in phases} | {name for name, why in found.left_out.items() if why == ABSENT}
     if lacking := [name for name in names if name not in known]:
         why_not = f"the sensitivity does not say what {' and '.join(lacking)} costs"
+    if why_not:
         return Foretold(sensitivity=found.run, step_us=found.step_us, why_not=why_not)
     deltas = np.array([_deltas(block, design, found.batch, phases) for block in blocks])  # blocks x phases
     each = [

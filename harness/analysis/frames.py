@@ -180,7 +180,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
 }
 
 
-@dataclass(frozen=True)  # no slots: `result` is kept
+@dataclass(frozen=True)  # no slots: frames and `result` are kept once somebody asks for them
 class Run:
     """A stored run. The columns of `requests`, `steps`, `rounds`, `work` (what the device did), `slices` (of
     turns) and `divergences` (where outputs differ) are in COLUMNS; a frame that there are no records for has
@@ -192,38 +192,38 @@ class Run:
 
     folder: Path
     manifest: Manifest
-    frames: Mapping[str, pd.DataFrame] = field(repr=False)  # by table
+    blocks: Sequence[Block] = field(repr=False)
     values: pd.DataFrame
     read: Sequence[tuple[Block, Values]] = field(repr=False)  # what `values` was made from
 
-    @property
+    @cached_property
     def requests(self) -> pd.DataFrame:
         return self._frame("requests")
 
-    @property
+    @cached_property
     def steps(self) -> pd.DataFrame:
         return self._frame("steps")
 
-    @property
+    @cached_property
     def rounds(self) -> pd.DataFrame:
         return self._frame("rounds")
 
-    @property
+    @cached_property
     def work(self) -> pd.DataFrame:
         return self._frame("work")
 
-    @property
+    @cached_property
     def slices(self) -> pd.DataFrame:
         return self._frame("slices")
 
-    @property
+    @cached_property
     def divergences(self) -> pd.DataFrame:
         return self._frame("divergences")
 
     def _frame(self, table: str) -> pd.DataFrame:
         if table in self.manifest.left_out:
             check_whole(self.folder, self.manifest)
-        return self.frames[table]
+        return _joined(table, self.blocks, self.manifest.design)
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -259,20 +259,7 @@ def load(run: str | Path) -> Run:
         read = list(read_blocks(folder, design))
         values = _values(read, design)
         blocks = [block for block, _ in read]
-    return Run(folder, manifest, Frames(blocks, design), values, read)
-
-
-class Frames(dict[str, pd.DataFrame]):
-    """The tables of all trials by name, each joined when it is first asked for: a figure looks at one or two
-    of them."""
-
-    def __init__(self, blocks: Sequence[Block], design: Design) -> None:
-        super().__init__()
-        self._blocks, self._design = blocks, design
-
-    def __missing__(self, table: str) -> pd.DataFrame:
-        found = self[table] = _joined(table, self._blocks, self._design)
-        return found
+    return Run(folder, manifest, blocks, values, read)
 
 
 def _joined(table: str, blocks: Sequence[Block], design: Design) -> pd.DataFrame:

@@ -16,7 +16,6 @@ from math import comb
 import msgspec
 import numpy as np
 
-from overlap_bench.engines import api
 from overlap_bench.harness.analysis import decision
 from overlap_bench.harness.analysis.result import Comparison, GateResult, GateVerdict, Judged
 from overlap_bench.harness.analysis.words import outputs_that_differ
@@ -42,10 +41,7 @@ def judge(
     offered: Sequence[str] = (),
 ) -> dict[str, Judged]:
     """Each metric, from metric → arm → one value per block. `offered`: metrics that are the offered load and
-    say nothing of the engine. Raises EngineError where a metric has no value in some block."""
-    for name in names:
-        if len(values.get(name, {})) < 2:
-            raise api.EngineError(f"the metric {name} has no value in some trial")
+    say nothing of the engine."""
     pairs = {name: (before, after) for name in names for before, after in [values[name].values()]}
     adjusted = decision.holm({name: _p_beyond(name, *pairs[name], limit) for name in names})
     return {
@@ -252,13 +248,15 @@ def benchmark(comparison: Comparison, found: GateResult, better: str) -> list[Be
         if metric.better != better:
             continue
         row = comparison.metrics[name]
-        half = None if row.ci_low is None or row.ci_high is None else (row.ci_high - row.ci_low) / 2
+        spread = ""  # what fell to 0 has an interval in its unit, and none in percent
+        if row.change is not None and row.ci_low is not None and row.ci_high is not None:
+            spread = f"± {(row.ci_high - row.ci_low) / 2:.2%}"
         rows.append(
             Benchmark(
                 name=f"{comparison.variant}: {name}",
                 unit=metric.unit,
                 value=each.after,
-                range="" if half is None else f"± {half:.2%}",
+                range=spread,
                 extra=f"base {each.before:.4g} {metric.unit}, change {each.change:+.2%}, "
                 f"{each.verdict} (at most {100 * found.max_regression:.3g}%){besides}",
             )

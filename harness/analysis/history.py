@@ -93,13 +93,11 @@ def _of_its_own(manifest: Manifest, before: api.EngineOptions) -> object:
 def added(past: Sequence[Remembered], this: Remembered) -> list[Remembered]:
     """The history with this gate: as its last or, where it is judged again, in its old place, for changes are
     found in the order of the nights, and with what it was judged by before."""
-    if any(each.run == this.run for each in past):
-        return [_again(each, this) if each.run == this.run else each for each in past]
-    return [*past, this]
-
-
-def _again(before: Remembered, this: Remembered) -> Remembered:
-    return msgspec.structs.replace(this, changes={**before.changes, **this.changes})
+    before = next((each for each in past if each.run == this.run), None)
+    if before is None:
+        return [*past, this]
+    again = msgspec.structs.replace(this, changes={**before.changes, **this.changes})
+    return [again if each is before else each for each in past]
 
 
 def history_of(gates: Sequence[Remembered], this: Remembered) -> History:

@@ -4,11 +4,10 @@ part of a comparison that shows why."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+import pandas as pd
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis.result import Comparison, Counter, Settings, Sides
@@ -18,52 +17,25 @@ from overlap_bench.harness.metrics.steps import decode_intervals, matched_share
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.store.tables import Block
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 MATCHED_UNIT = "of the decode steps, at a batch that both arms had"
 COUNTER = "counter."  # columns of the rounds table that are mechanism counters
 LIMITS = ("device_busy", "exposed_host_us")
-
-
-@dataclass(slots=True)
-class _Steps:
-    """What the step records of an arm add up to, block by block."""
-
-    rows: int = 0
-    kinds: dict[str, int] = field(default_factory=dict)
-    decoding: int = 0  # requests in decode steps
-    dropped: int = 0
-    preempted: int = 0
-    in_every_block: bool = True
-
-    def add(self, steps: pd.DataFrame) -> None:
-        if not len(steps):
-            self.in_every_block = False
-            return
-        self.rows += len(steps)
-        for kind, count in steps["kind"].value_counts().items():
-            self.kinds[str(kind)] = self.kinds.get(str(kind), 0) + int(count)
-        self.decoding += int(steps.loc[steps["kind"] == "decode", "batch"].sum())
-        self.dropped += int(steps["dropped"].sum())
-        self.preempted += int(steps["preempted"].sum())
+OF_STEPS = ["kind", "batch", "dropped", "preempted"]  # what is counted of a step's record
 
 
 def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, Counter]:
     """What the toggles did: each counter per step (per round where an arm has no step records; per step of a
     kind where its name begins with that), the mean batch, steps by kind, preemptions and dropped rows per
     round."""
-    import pandas as pd
-
-    steps = {arm.name: _Steps() for arm in design.arms}
+    steps: dict[str, list[pd.DataFrame]] = {arm.name: [] for arm in design.arms}
     matched = []
     for block in blocks:
         own = [block.of(arm, "steps") for arm in steps]
-        for each, records in zip(steps.values(), own, strict=True):
-            each.add(records)
+        for parts, records in zip(steps.values(), own, strict=True):
+            parts += [records[OF_STEPS]] if len(records) else []
         if len(own) == 2 and all(map(len, own)):
             matched.append(matched_share([decode_intervals(each) for each in own]))
-    per_step = all(each.in_every_block for each in steps.values())
+    per_step = all(len(parts) == len(blocks) for parts in steps.values())
     rounds = pd.concat([block.tables["rounds"] for block in blocks])
     per_arm = {arm: _of_arm(rounds[rounds["arm"] == arm], each, per_step) for arm, each in steps.items()}
     units = {name: unit for found in per_arm.values() for name, (_, unit) in found.items()}
@@ -78,26 +50,29 @@ def mechanism(design: Design, blocks: Sequence[Block]) -> dict[str, Counter]:
     return counters
 
 
-def _of_arm(rounds: pd.DataFrame, steps: _Steps, per_step: bool) -> dict[str, tuple[float, str]]:
-    """Each counter and its unit."""
+def _of_arm(
+    rounds: pd.DataFrame, parts: Sequence[pd.DataFrame], per_step: bool
+) -> dict[str, tuple[float, str]]:
+    """Each counter and its unit. `parts`: OF_STEPS of each block that has step records."""
     found: dict[str, tuple[float, str]] = {}
-    if steps.rows:
-        decodes = steps.kinds.get("decode", 0)
-        found["mean_batch"] = (steps.decoding / decodes if decodes else 0.0, "requests per decode step")
+    steps = pd.concat(parts) if parts else pd.DataFrame(columns=OF_STEPS)
+    kinds = steps["kind"].value_counts().to_dict()
+    if parts:
+        decoding = int(steps.loc[steps["kind"] == "decode", "batch"].sum())
+        found["mean_batch"] = (decoding / max(1, kinds.get("decode", 0)), "requests per decode step")
         for kind in (*api.STEP_KINDS, "dropped"):
-            if kind == "mixed" and kind not in steps.kinds:  # most engines never have one
-                continue
-            found[f"{kind}_steps"] = (steps.kinds.get(kind, 0) / len(rounds), "per round")
-        found["dropped_rows"] = (steps.dropped / len(rounds), "per round")
-        found["preempted"] = (steps.preempted / len(rounds), "requests per round")
-    per, unit = (steps.rows, "per step") if per_step else (len(rounds), "per round")
+            if kind != "mixed" or kind in kinds:  # most engines never have one
+                found[f"{kind}_steps"] = (kinds.get(kind, 0) / len(rounds), "per round")
+        found["dropped_rows"] = (int(steps["dropped"].sum()) / len(rounds), "per round")
+        found["preempted"] = (int(steps["preempted"].sum()) / len(rounds), "requests per round")
+    per, unit = (len(steps), "per step") if per_step else (len(rounds), "per round")
     for column in rounds.columns:
         name = names.of_today(column.removeprefix(COUNTER))
         # Where both have one name (dropped_rows), the step records' stands, per round.
         if column.startswith(COUNTER) and name not in found and rounds[column].notna().any():
             kind = name.partition("_")[0]
-            if per_step and steps.kinds.get(kind):
-                found[name] = (float(rounds[column].sum()) / steps.kinds[kind], f"per {kind} step")
+            if per_step and kind in kinds:
+                found[name] = (float(rounds[column].sum()) / kinds[kind], f"per {kind} step")
             else:
                 found[name] = (float(rounds[column].sum()) / per, unit)
     return found

@@ -103,5 +103,4 @@ def failed_shares(design: Design, blocks: Sequence[Block]) -> tuple[list[float],
 
 
 def outputs_differ(manifest: Manifest, result: Result) -> bool:
-    """Whether outputs that must be equal differ."""
     return any(each.outputs.fail(manifest.promises_outputs) for each in result.comparisons)

@@ -81,9 +81,9 @@ def _as_struct(name: str, value: Any) -> Any:
             return "trial"
         case ("schema_version", 1):  # whose names are today's from here on
             return SCHEMA_VERSION
-        case "notes", list() if all(isinstance(each, str) for each in value):
-            return list(map(sentence_of_today, value))
-        case (("faults" | "doubts" | "extents"), list()) if all(isinstance(each, str) for each in value):
+        case (("notes" | "faults" | "doubts" | "extents"), list()) if all(
+            isinstance(each, str) for each in value
+        ):
             return list(map(sentence_of_today, value))
         case (("conclusion" | "headline" | "stopped_because" | "remark" | "none"), str()):
             return sentence_of_today(value)

@@ -23,10 +23,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from overlap_bench.harness.analysis.result import MetricRow, NoPrediction, Prediction
@@ -37,12 +37,8 @@ from overlap_bench.harness.metrics.definitions import OF_PAIRS
 from overlap_bench.harness.metrics.steps import tokens_each
 from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.stats import paired
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from overlap_bench.harness.store.manifest import Manifest
-    from overlap_bench.harness.store.tables import Block
+from overlap_bench.harness.store.manifest import Manifest
+from overlap_bench.harness.store.tables import Block
 
 Floats = NDArray[np.float64]
 METRIC = "round_step_ms"
@@ -258,15 +254,11 @@ def not_of(primary: str, change: float | None) -> str:
 
 
 def calibrated(calibration: Calibration, manifest: Manifest) -> str:
-    """Where the calibrated part comes from, and whether it fits."""
-    return f"{calibration.source}, {_on_which(calibration.machine, manifest.measured_on)}"
-
-
-def _on_which(there: Machine, here: Machine) -> str:
-    """The machine there as seen from here: one like this, or another, told by what differs."""
+    """Where the calibrated part comes from: a machine like this one, or another, told by what differs."""
+    there, here = calibration.machine, manifest.measured_on
     if msgspec.structs.replace(there, kernel=here.kernel) == here:
         other = "" if there == here else f" under another kernel ({there.kernel})"
-        return f"on a machine like this one{other}"
+        return f"{calibration.source}, on a machine like this one{other}"
     told = {
         "cpu": there.cpu,
         "cores": f"{there.cores} cores",
@@ -275,7 +267,7 @@ def _on_which(there: Machine, here: Machine) -> str:
         "kernel": f"kernel {there.kernel}",
     }
     differing = [said for name, said in told.items() if getattr(there, name) != getattr(here, name)]
-    return f"on another machine ({', '.join(differing)})"
+    return f"{calibration.source}, on another machine ({', '.join(differing)})"
 
 
 def widened(effect: paired.Effect, error: float, alpha: float) -> tuple[float | None, float | None]:

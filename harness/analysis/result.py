@@ -84,8 +84,6 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counter(Sides, frozen=True, kw_only=True):
-    """A mechanism counter."""
-
     unit: str
 
 
@@ -423,8 +421,6 @@ class PointResult(Comparison, frozen=True, kw_only=True):
 
 
 class SweepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The points of a grid, each a run of its own."""
-
     schema_version: int
     run: str
     device: str  # every kind

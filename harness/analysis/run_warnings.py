@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
+import pandas as pd
 
 from overlap_bench.harness.analysis.warnings import Kind, Severity
 from overlap_bench.harness.common import core_speed
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.metrics.requests import spans_ns
 from overlap_bench.harness.store.manifest import Manifest
+from overlap_bench.harness.store.tables import Block
 from overlap_bench.harness.workload.arrivals import ARRIVALS
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from overlap_bench.harness.store.tables import Block
 
 BlockSeries = Mapping[str, Mapping[str, Sequence[float]]]  # metric → arm → one value per block
 
@@ -98,8 +95,6 @@ class Measured:
 
     def _joined(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """A table of all blocks; of all its columns, unless only some are wanted."""
-        import pandas as pd
-
         wanted = slice(None) if columns is None else list(columns)
         return pd.concat([block.tables[table].loc[:, wanted] for block in self.blocks], ignore_index=True)
 
@@ -330,8 +325,6 @@ class CountedByChunks(OfRun, frozen=True):
 
 
 class NotAllStreamed(OfRun, frozen=True):
-    """Replies hold more tokens than came."""
-
     requests: int
     tokens: int
     usual = Severity.QUALIFIES

@@ -28,9 +28,8 @@ from overlap_bench.harness.store.tables import Block
 def readable(folder: Path) -> Manifest:
     """The manifest of a run that has at least one block, or had. Raises StoreError."""
     manifest = read_manifest(folder)
-    if manifest.left_out:
-        return manifest
-    if not tables.finished_blocks(folder) or not manifest.descriptions:
+    measured = tables.finished_blocks(folder) and manifest.descriptions
+    if not measured and not manifest.left_out:
         raise StoreError(
             f"{folder} has no finished trial; go on with {manifest.resumed_by} --resume {folder}"
         )
@@ -98,15 +97,15 @@ def result(folder: Path, manifest: Manifest, read: Iterable[tuple[Block, Values]
 def so_far(folder: Path, manifest: Manifest) -> Result | None:
     """What the blocks of a run that is not finished show, in their order, without a verdict: one now would be
     peeking. None of fewer than two, which have no interval."""
-    blocks: list[Block] = []
-    per_block: list[Values] = []
-    for block, found in read_blocks(folder, manifest.design):
-        if block.number != len(blocks):  # on a cluster, a later one may come first
-            break
-        blocks.append(block)
-        per_block.append(found)
-    if len(blocks) < 2 or not manifest.descriptions:
+    # On a cluster, a later block may come first: it waits for those before it.
+    read = [
+        (block, values)
+        for place, (block, values) in enumerate(read_blocks(folder, manifest.design))
+        if block.number == place
+    ]
+    if len(read) < 2 or not manifest.descriptions:
         return None
+    blocks, per_block = zip(*read, strict=True)
     found_now = comparison.result(manifest, blocks, per_block)
     return msgspec.structs.replace(
         found_now, comparisons=[_unjudged(each, manifest.design) for each in found_now.comparisons]

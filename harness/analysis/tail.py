@@ -69,10 +69,7 @@ def windows(requests: pd.DataFrame) -> dict[str, tuple[Times, Times]]:
 def activity(steps: pd.DataFrame) -> Painted:
     """What the scheduler's thread was at, by number in ACTIVITIES. h2d and launch of a forward thread count
     only where the scheduler's own thread was in no phase."""
-    claims = []
-    for phase in PHASES:
-        for kind in KINDS:
-            claims.append(spans(steps[steps["kind"] == kind], phase))
+    claims = [spans(steps[steps["kind"] == kind], phase) for phase in PHASES for kind in KINDS]
     launching = {"h2d", "launch"}
     order = sorted(range(len(claims)), key=lambda each: PHASES[each // len(KINDS)] in launching)
     painted = paint([claims[each] for each in order])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from overlap_bench.harness.analysis.result import Sliced
@@ -19,9 +19,6 @@ from overlap_bench.harness.metrics.definitions import DRAINED, OF_PAIRS, SLICED
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.stats import paired
 from overlap_bench.harness.store.tables import Block
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 OF_ROUNDS = "round_step_ms"  # the same step, in the rounds: at the before arm's mix of batches
 OF_CLIENTS = "tpot_ms_p50"  # what there is of it where an engine records no steps in rounds
@@ -183,7 +180,7 @@ class _Part:
         disturbed = pairs.drop(calm.index)
         return cls(
             batches=pairs["batch"].to_numpy(float),
-            kept=slices.kept(pairs, *whole),
+            kept=float(np.nan_to_num(slices.kept(pairs, *whole))),  # 0 where no turn is of decode steps
             calm=len(calm),
             disturbed=slices.trimmed(np.log(disturbed["interval_ns_after"] / disturbed["interval_ns_before"]))
             if len(disturbed)
@@ -199,9 +196,9 @@ def _components(parts: Sequence[_Part]) -> tuple[float | None, float | None]:
     within = float(np.sqrt(np.mean([each.error**2 for each in parts])))
     if not np.isfinite(within):
         return None, None
-    if len(parts) < 2:
-        return within, None
     changes = np.array([each.change for each in parts])
+    if len(parts) < 2 or not np.isfinite(changes).all():  # too few pairs of a block give no change
+        return within, None
     return within, float(np.sqrt(max(0.0, changes.var(ddof=1) - within**2)))
 
 

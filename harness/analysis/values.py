@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from overlap_bench.engines import api
-from overlap_bench.harness.analysis import decision
+from overlap_bench.harness.analysis import decision, turns
 from overlap_bench.harness.analysis.result import Judged, MetricRow
 from overlap_bench.harness.analysis.words import difference, interval
 from overlap_bench.harness.metrics import definitions, slices
@@ -174,7 +174,6 @@ def reason_to_stop(design: Design, per_block: Sequence[Values]) -> str | None:
 
 
 def _enough_of_primary(design: Design, until: Until, per_block: Sequence[Values]) -> tuple[bool, str]:
-    """Whether the rule has enough of the primary, and what it found."""
     check_values(design, per_block, [design.primary], ratio=until.precision is not None)
     alpha = design.alpha(len(per_block))
     per_block = [per_block[place] for place in counted(design, per_block, design.gated)]
@@ -208,8 +207,6 @@ def fails_more(design: Design, per_block: Sequence[Values]) -> bool:
 def doubted(design: Design, per_block: Sequence[Values], alpha: float) -> str | None:
     """Why turns are not believed after these blocks, so that a run which may go on does; None where nothing
     speaks against them, or where they do not decide."""
-    from overlap_bench.harness.analysis import turns
-
     if not any(definitions.METRICS[name].of_turns for name in design.gated):
         return None
     deciding = [per_block[place] for place in counted(design, per_block, design.gated)]
@@ -231,7 +228,6 @@ def so_far(design: Design, per_block: Sequence[Values]) -> str:
 def judged(
     design: Design, per_block: Sequence[Values], names: Sequence[str], limit: float
 ) -> dict[str, Judged]:
-    """What a gate says of these metrics after these blocks."""
     from overlap_bench.harness.analysis import gate
 
     check_values(design, per_block, names)

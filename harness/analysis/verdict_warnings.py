@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +104,6 @@ class WayOut(OfVerdict, frozen=True):
     margin: float
     seconds: float | None = None
     usual = Severity.OVERRULES
-    settles: ClassVar[bool] = True
 
     def sentence(self) -> str:
         trials = between(*(f"{each:,}" for each in self.trials))
@@ -142,7 +141,6 @@ class WayOut(OfVerdict, frozen=True):
 class Contradicted(OfVerdict, frozen=True):
     why: str
     usual = Severity.OVERRULES
-    settles: ClassVar[bool] = True
     says = f"{UNDECIDED}: {{why}}"
 
 
@@ -178,7 +176,7 @@ class NodesDisagree(OfVerdict, frozen=True):
 
     @classmethod
     def found(cls, decided: Decided) -> Iterator[Self]:
-        if decided.disagree_by is not None and (decided.word == UNDECIDED) == cls.settles:
+        if decided.disagree_by is not None and (decided.word == UNDECIDED) == cls.says.startswith(UNDECIDED):
             yield cls(decided.nodes, decided.disagree_by)
 
 
@@ -186,7 +184,6 @@ class NodesLeaveItOpen(NodesDisagree, frozen=True):
     """The same, where nothing is decided."""
 
     usual = Severity.OVERRULES
-    settles: ClassVar[bool] = True
 
     says = (
         f"{UNDECIDED}: nodes disagree: the change differs between them by an SD of {{sd:.2%}}, beyond the "

@@ -70,18 +70,11 @@ def with_turns(block: Block, after: dict[str, float], noise: float = 0.0) -> dic
         spent |= {f"{slices.PART}{name}": ms * MS for name, ms in parts[arm].items()}
         spent[f"{slices.PART}device"] += noise * MS * (arm == "after")
         spent[f"{slices.PART}output"] += 9 * MS * (turn % 5 == 0 and arm == "after")
-        row = {
-            "arm": arm,
-            "round": 0,
-            "turn": turn,
-            "first_step": 4 * turn,
-            "steps": 4,
-            "batch": 4,
-            "tokens": 16,
-        }
-        row |= {"interval_ns": round(sum(spent.values())), "device_ns": 2 * MS, "turn_ns": 5 * MS}
-        rows.append({**row, "parked_ns": MS, "parked_cpu_ns": 0, **spent})
-    return {**block.tables, "slices": pd.DataFrame(rows)}
+        rows.append({"arm": arm, "turn": turn, "first_step": 4 * turn, **spent})
+        rows[-1]["interval_ns"] = round(sum(spent.values()))
+    always = {"round": 0, "steps": 4, "batch": 4, "tokens": 16, "device_ns": 2 * MS, "turn_ns": 5 * MS}
+    made = pd.DataFrame(rows).assign(**always, parked_ns=MS, parked_cpu_ns=0)
+    return {**block.tables, "slices": made}
 
 
 def run_in_turns(folder: Path, after: dict[str, float], noises: Sequence[float], **design: Any) -> Path:

@@ -111,7 +111,7 @@ def block(number: int, arms: dict[str, dict[str, pd.DataFrame]]) -> Block:
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in TABLES}
     for arm, frames in arms.items():
         for name, frame in frames.items():
-            parts[name].append(frame.assign(arm=arm, round=0))
+            parts[name].append(frame.assign(arm=arm, round=frame.get("round", 0)))
     return Block(
         number,
         {

@@ -41,7 +41,7 @@ def test_warnings_that_apply_are_given() -> None:
     assert "too few trials: 3" in warnings(result(plan=manifest(blocks=3)))
     clear = until_clear()  # a rule that looks at three blocks has enough of them
     assert "too few trials" not in warnings(result(plan=manifest(blocks=3, until=clear)))
-    assert "one trial" in warnings(result(plan=manifest(blocks=1)))
+    assert "by more than the change; --trials 6 gives both" in warnings(result(plan=manifest(blocks=1)))
     behind = warnings(result(wait_ms=20.0))  # of the after arm alone
     assert "to the last, requests of after waited " in behind
     assert "requests of before" not in behind
@@ -332,12 +332,9 @@ def test_what_was_skipped_is_told_once_for_both_arms() -> None:
     assert "skipped" not in warnings(result())
 
 
-def test_one_order_only_is_told() -> None:
+def test_one_order_only_and_drift_are_told() -> None:
     plan = msgspec.structs.replace(manifest(), after_first=[True] * 6)
     assert "every trial ran its arms in the same order" in warnings(comparison.result(plan, blocks(0.9)))
-
-
-def test_drift_is_told() -> None:
     moving = [
         block(number, {"before": side(4 * 1.01**number), "after": side(3.6 * 1.01**number)})
         for number in range(6)

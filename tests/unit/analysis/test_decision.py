@@ -42,8 +42,3 @@ def test_the_sentence_says_the_verdict_that_was_decided_and_looks_at_no_number()
     row = replace(found.metrics[found.primary], verdict="undecided")
     older = replace(found, metrics={**found.metrics, found.primary: row})
     assert from_plain(to_plain(older), Comparison).verdict == decision.CONTRADICTED
-
-
-def test_one_boot_a_side_is_told_in_the_row_too() -> None:
-    assert decision.ONE_BOOT.stored == "undecided: one boot per side" == str(decision.ONE_BOOT)
-    assert decision.CONTRADICTED.stored == "undecided"

@@ -208,20 +208,20 @@ def test_what_the_models_do_not_know_has_no_prediction() -> None:
     assert model_of(*elsewhere) == "no model of overlap with output elsewhere"
 
 
-def test_steps_that_take_no_time_predict_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a file of steps that was edited."""
-    monkeypatch.setattr(prediction, "before_of", lambda *_: before(interval=0.0, device=0.0))
+@pytest.mark.parametrize(
+    ("boot", "why"),
+    [
+        (  # as in a file of steps that was edited
+            before(interval=0.0, device=0.0),
+            "the before arm has steps that take no time, or none that can be",
+        ),
+        (replace(before(), tokens=8.0), "the models know steps that give each request one token"),
+    ],
+)
+def test_steps_that_no_model_knows_predict_nothing(
+    monkeypatch: pytest.MonkeyPatch, boot: Before, why: str
+) -> None:
+    monkeypatch.setattr(prediction, "before_of", lambda *_: boot)
     made = manifest(blocks=2)
     made = msgspec.structs.replace(made, design=msgspec.structs.replace(made.design, arms=arms("overlap")))
-    block = Block(0, {})
-    found = prediction.predict(made, [block, block], {})
-    assert isinstance(found, NoPrediction)
-    assert found.none == "the before arm has steps that take no time, or none that can be"
-
-
-def test_steps_of_several_tokens_predict_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction, "before_of", lambda *_: replace(before(), tokens=8.0))
-    made = manifest(blocks=2)
-    made = msgspec.structs.replace(made, design=msgspec.structs.replace(made.design, arms=arms("overlap")))
-    found = prediction.predict(made, [Block(0, {})] * 2, {})
-    assert found == NoPrediction(none="the models know steps that give each request one token")
+    assert prediction.predict(made, [Block(0, {})] * 2, {}) == NoPrediction(none=why)

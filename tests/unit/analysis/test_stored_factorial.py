@@ -14,48 +14,24 @@ from tests.support.places import REFERENCE
 STORED = REFERENCE / "experiments" / "factorial-schedule-h2d-output"
 
 
-def without_choice(found: dict[str, Any]) -> None:
-    del next(iter(found["factorial"]["settings"].values()))["h2d"]
-
-
-def without_setting(found: dict[str, Any]) -> None:
-    found["factorial"]["settings"].popitem()
-
-
-def without_effect(found: dict[str, Any]) -> None:
-    del next(iter(found["factorial"]["metrics"].values()))["alone"]["h2d"]
-
-
-def without_level(found: dict[str, Any]) -> None:
-    next(iter(found["factorial"]["metrics"].values()))["settings"].popitem()
-
-
-def without_primary(found: dict[str, Any]) -> None:
-    del found["factorial"]["metrics"][found["comparisons"][0]["primary"]]
-
-
-def without_comparison(found: dict[str, Any]) -> None:
-    found["comparisons"].pop()
-
-
-def without_a_comparisons_primary(found: dict[str, Any]) -> None:
-    del found["comparisons"][1]["metrics"][found["comparisons"][1]["primary"]]
+PRIMARY = "tpot_ms_p50"
 
 
 @pytest.mark.parametrize(
     "edit",
     [
-        without_choice,
-        without_setting,
-        without_effect,
-        without_level,
-        without_primary,
-        without_comparison,
-        without_a_comparisons_primary,
+        lambda found: found["factorial"]["settings"]["before"].pop("h2d"),
+        lambda found: found["factorial"]["settings"].popitem(),
+        lambda found: found["factorial"]["metrics"][PRIMARY]["alone"].pop("h2d"),
+        lambda found: found["factorial"]["metrics"][PRIMARY]["settings"].popitem(),
+        lambda found: found["factorial"]["metrics"].pop(PRIMARY),
+        lambda found: found["comparisons"].pop(),
+        lambda found: found["comparisons"][1]["metrics"].pop(PRIMARY),
     ],
+    ids=["choice", "setting", "effect", "level", "primary", "comparison", "comparison's primary"],
 )
 def test_a_factorial_without_one_of_its_parts_is_refused(
-    edit: Callable[[dict[str, Any]], None], tmp_path: Path
+    edit: Callable[[dict[str, Any]], object], tmp_path: Path
 ) -> None:
     found = read_summary(STORED)
     edit(found)

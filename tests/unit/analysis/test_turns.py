@@ -17,7 +17,7 @@ from overlap_bench.harness.stats import paired
 from overlap_bench.harness.stats.stopping import until_decided
 from overlap_bench.harness.store.tables import Block
 from tests.support import made_blocks
-from tests.support.made_blocks import MS, manifest, side, warned
+from tests.support.made_blocks import MS, block, manifest, side, warned
 
 DESIGN = manifest(primary=SLICED).design
 BLOCKS = 6
@@ -95,6 +95,7 @@ def test_disturbed_trials_are_left_out_where_six_others_decide(calm: int, change
     found = beside_others(calm, change)
     places = counted(DESIGN, found, [SLICED])
     assert places == [place for place in range(calm + 1) if place != 1 or calm < 6]
+    assert counted(DESIGN, found, [turns.OF_ROUNDS]) == [*range(calm + 1)]
     why = turns.disagreement(DESIGN, [found[each] for each in places], 0.05)
     assert (why or "").startswith("other processes used the cores in 90%") == (calm < 6)
     shown = so_far(DESIGN, found)
@@ -110,9 +111,11 @@ def test_a_result_says_which_trials_it_leaves_out() -> None:
     assert any(text.startswith("disturbed trials: in 1 of 7 trials, ") for text in warned(found))
 
 
-def test_no_metric_of_turns_is_judged_where_turns_are_not_believed() -> None:
+@pytest.mark.parametrize("primary", [SLICED, "tpot_ms_p50"])
+def test_no_metric_of_turns_is_judged_where_turns_are_not_believed_and_others_are(primary: str) -> None:
     names = (SLICED, SLICED_SAME_DEVICE, "tpot_ms_p50")
-    plan = manifest(blocks=6, primary=SLICED, secondaries=names[1:])
+    others = tuple(name for name in names if name != primary)
+    plan = manifest(blocks=6, primary=primary, secondaries=others)
     measured = [
         {arm: {**of, SLICED_SAME_DEVICE: of[SLICED], "tpot_ms_p50": of[SLICED]} for arm, of in each.items()}
         for each in beside_others(5, 0.0)
@@ -122,20 +125,10 @@ def test_no_metric_of_turns_is_judged_where_turns_are_not_believed() -> None:
     found = comparison.comparison(plan, made_blocks.blocks(1.0, 6), measured)
     judged = {name: found.metrics[name].verdict for name in names}
     assert judged == {SLICED: "undecided", SLICED_SAME_DEVICE: "undecided", "tpot_ms_p50": "slower"}
-
-
-def test_a_secondary_of_turns_is_not_judged_either_and_the_primary_of_rounds_is() -> None:
-    plan = manifest(blocks=6, primary="tpot_ms_p50", secondaries=(SLICED,))
-    measured = [
-        {arm: {**of, "tpot_ms_p50": of[SLICED]} for arm, of in each.items()} for each in beside_others(5, 0.0)
-    ]
-    for each in measured:
-        each["after"] |= {name: 1.1 * each["after"][name] for name in (SLICED, "tpot_ms_p50")}
-    found = comparison.comparison(plan, made_blocks.blocks(1.0, 6), measured)
-    assert found.verdict is not None
-    assert found.verdict.word == "slower"
-    assert found.metrics[SLICED].verdict == "undecided"
-    assert any(line.startswith("decode_step_ms undecided: other processes used") for line in warned(found))
+    assert found.verdict.word == judged[primary]
+    of_turns = ", ".join(name for name in others if name != "tpot_ms_p50")
+    told = f"{of_turns} undecided" if primary == "tpot_ms_p50" else "undecided"
+    assert any(line.startswith(f"{told}: other processes used") for line in warned(found))
 
 
 def test_a_run_that_may_stop_goes_on_while_turns_are_not_believed() -> None:
@@ -148,10 +141,6 @@ def test_a_run_that_may_stop_goes_on_while_turns_are_not_believed() -> None:
     look = next(each for each in design.until.looks if each > 6)
     more = (clear * 2)[:look]
     assert (reason_to_stop(design, more) or "").startswith(f"decided at {look} of at most 20 trials")
-
-
-def test_metrics_of_rounds_are_of_every_trial() -> None:
-    assert counted(DESIGN, beside_others(6, 0.0), [turns.OF_ROUNDS]) == [*range(7)]
 
 
 def test_a_verdict_is_taken_back_by_what_is_sure_and_not_by_what_one_run_in_twenty_shows() -> None:
@@ -237,24 +226,13 @@ def made(in_turns: float, in_rounds: float) -> list[Block]:
         arms = {}
         for name, step in sides.items():
             rounds, turns_ = (step * (1 + change * (name == "after")) for change in (in_rounds, in_turns))
-            frames = side(rounds)
-            arms[name] = {key: frame.assign(round=0) for key, frame in frames.items()}
-            arms[name]["slices"] = slices_of(turns_)
-        found.append(with_rounds(number, arms))
+            arms[name] = {**side(rounds), "slices": slices_of(turns_)}
+        found.append(block(number, arms))
     return found
 
 
 def found_by(in_turns: float, in_rounds: float) -> Comparison:
     return comparison.result(manifest(primary=SLICED, turn_steps=4), made(in_turns, in_rounds)).comparisons[0]
-
-
-def with_rounds(number: int, arms: dict[str, dict[str, pd.DataFrame]]) -> Block:
-    names = arms["before"]
-    return Block(
-        number,
-        {name: pd.concat([arms[arm][name].assign(arm=arm) for arm in arms]) for name in names}
-        | {"divergences": pd.DataFrame()},
-    )
 
 
 def test_a_result_by_turns_says_what_was_compared_and_where_the_change_is() -> None:
@@ -268,6 +246,16 @@ def test_a_result_by_turns_says_what_was_compared_and_where_the_change_is() -> N
     assert "0.11% from trial to trial" in (tables.scatter(found) or "")
     assert any("and turns of the same steps are compared (" in line for line in lines)
     assert any("−5" in line and "decode_step_ms_same_device" in line for line in lines)
+
+
+def test_turns_without_partners_are_counted_and_leave_unknown_how_trials_scatter() -> None:
+    measured = made(-0.05, -0.05)
+    every = measured[2].tables["slices"]
+    measured[2].tables["slices"] = every[(every["arm"] == "before") | (every["turn"] < 5)]
+    found = turns.sliced(DESIGN, measured)
+    assert (found.kept, found.between) == (0.5, None)
+    measured[2].tables["slices"] = every.assign(batch=-1)  # of other steps than decode steps
+    assert turns.sliced(DESIGN, measured).kept == 0
 
 
 def test_a_result_that_rounds_contradict_is_undecided_and_says_why() -> None:
@@ -294,6 +282,7 @@ def test_a_claim_in_turns_is_a_change_between_its_own_two_arms() -> None:
     assert run.effect(Quantity(change=SLICED, before="before", arm="before")) is None
 
 
+@pytest.fixture(scope="module")
 def one_disturbed() -> Finished:
     """Twelve trials that are 5% faster, and one beside other work, four times as slow."""
     measured = [*made(-0.05, -0.05), *made(-0.05, -0.05), *made(3.0, -0.05)][: 2 * BLOCKS + 1]
@@ -304,22 +293,18 @@ def one_disturbed() -> Finished:
     return Finished(plan, measured, [block_values(plan.design, each) for each in measured])
 
 
-def test_a_claim_in_turns_counts_the_trials_that_its_verdict_counts() -> None:
-    effect = one_disturbed().effect(Quantity(change=SLICED, before="before", arm="after"))
-    assert (effect.blocks, effect.change) == (2 * BLOCKS, pytest.approx(-0.05, abs=0.002))
-
-
-def test_what_the_order_of_arms_did_to_a_claim_in_turns_is_told_of_the_trials_it_counts() -> None:
+def test_a_claim_in_turns_counts_the_trials_that_its_verdict_counts(one_disturbed: Finished) -> None:
     """One of them is left out, and so is its place in the order."""
-    run = one_disturbed()
     claim = Claim(says="", boots="b", workload="w", change=SLICED, before="before", arm="after")
-    assert [each.number for each in run.trials(claim)] == [*range(2 * BLOCKS)]
-    (told,) = _of_described(claim, run)  # as made: every other trial is slower
+    effect = one_disturbed.effect(claim)
+    assert (effect.blocks, effect.change) == (2 * BLOCKS, pytest.approx(-0.05, abs=0.002))
+    assert [each.number for each in one_disturbed.trials(claim)] == [*range(2 * BLOCKS)]
+    (told,) = _of_described(claim, one_disturbed)  # as made: every other trial is slower
     assert (told.ran, told.weakens) == ("second", False)
 
 
-def test_a_result_says_of_turns_what_the_trials_that_decide_say() -> None:
-    run = one_disturbed()
+def test_a_result_says_of_turns_what_the_trials_that_decide_say(one_disturbed: Finished) -> None:
+    run = one_disturbed
     found = comparison.comparison(run.manifest, run.blocks, run.per_block)
     assert found.left_out == [2 * BLOCKS]
     assert found.sliced.pairs == found.sliced.undisturbed == 30 * 2 * BLOCKS

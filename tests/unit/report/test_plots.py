@@ -43,7 +43,7 @@ def real() -> Run:
 
 def found_by(result: Result) -> Run:
     """A loaded run that found this, whatever it was made of."""
-    run = Run(Path(result.run), manifest(1), {}, pd.DataFrame(), ())
+    run = Run(Path(result.run), manifest(1), (), pd.DataFrame(), ())
     run.__dict__["result"] = result
     return run
 
