@@ -54,7 +54,6 @@ def variants(
 
 
 def _show_claims(name: str | None, results: Path | None, format: Format | None, out: Path | None) -> None:
-    """Print the catalogue, or write its page."""
     from overlap_bench.harness.cli import printing
     from overlap_bench.harness.report import catalogue_tables
     from overlap_bench.harness.studies import catalogue

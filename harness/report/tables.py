@@ -249,7 +249,6 @@ def planted(comparison: Comparison) -> str | None:
 
 
 def stopped(result: Result | SweepResult) -> str:
-    """Why the run ended where it did."""
     return f"Stopped: {result.stopped_because}."
 
 

@@ -108,8 +108,6 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One whole request."""
-
     method: str
     path: str
     body: bytes
@@ -162,7 +160,6 @@ class Connection:
         )
 
     def read(self) -> None:
-        """Take what is there."""
         try:
             data, ancillary, _, _ = self.socket.recvmsg(READ_BYTES, sockets.STAMP_BYTES)
         except BlockingIOError:
@@ -188,7 +185,6 @@ class Connection:
         self.go_on()
 
     def go_on(self) -> None:
-        """Begin to answer what waits."""
         while self.open and self.waiting and self.answer is None:
             answer = self._mock.answer(self, self.waiting[0])
             if not self.open:  # its client was gone, which the answer's first bytes showed
