@@ -275,14 +275,6 @@ def test_engines_are_listed() -> None:
     assert "did you mean overlap?" in bench("engines", "overlop", code=2).err
 
 
-def test_the_doctor_looks_at_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    report = bench("doctor").out
-    for what in ("device", "versions", "nsys", "cores", "governor", "turbo", "load average", "steal",
-                 "other processes", "huge pages", "swap", "memory", "scheduler slice"):  # fmt: skip
-        assert what in report
-
-
 def test_a_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
     code = (
         "import sys\n"

@@ -17,14 +17,24 @@ from overlap_bench.harness.run import records
 from overlap_bench.harness.run.hosts import bytecode_in
 from overlap_bench.harness.stats import planning
 from overlap_bench.harness.studies import doctor
+from tests.support.in_process import bench
 from tests.support.made_blocks import manifest, result
 
 
-def test_every_check_finds_something_and_says_what_to_do_where_it_is_not_fine(tmp_path: Path) -> None:
+def test_every_check_finds_something_and_says_what_to_do_where_it_is_not_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = doctor.examine(tmp_path)
     assert len({each.what for each in found}) == len(found)
     assert all(each.found for each in found)
     assert all(each.fine == (not each.remedy) for each in found)
+    monkeypatch.setattr(doctor, "examine", lambda results: found)
+    monkeypatch.setenv("COLUMNS", "120")
+    report = bench("doctor").out
+    assert all(each.what in report for each in found)
+    for what in ("device", "versions", "nsys", "cores", "governor", "turbo", "load average", "steal",
+                 "other processes", "huge pages", "swap", "memory", "scheduler slice"):  # fmt: skip
+        assert what in report
 
 
 def test_how_long_a_change_of_1_percent_takes_to_be_seen_is_told_by_the_newest_floor_of_this_machine(
