@@ -95,5 +95,4 @@ def _of_today(word: str) -> str:
 
 
 def main() -> None:
-    """Run the command line and exit."""
     printing.run(Bench())

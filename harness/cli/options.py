@@ -108,7 +108,6 @@ def _typed(bare: Any) -> Any:
 
 
 def request_of(values: Mapping[str, object]) -> Request:
-    """What the options of PARTS were given."""
     parts = {kind: given(kind, values) for kind in PARTS}
     return Request(
         **parts[Request], workload=parts[Workload], options=parts[api.EngineOptions], design=parts[Design]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ import typer
 from overlap_bench.engines import api
 from overlap_bench.harness.cli.options import option
 
-RECORDER = "overlap_bench.engines.record_pace"  # a file that needs nothing of this package
+RECORDER = Path(api.__file__).parents[1] / "record_pace.py"  # a file that needs nothing of this package
 
 pace = typer.Typer(
     help="Paces: how long a device takes, for --pace. bench devices lists those that come with it.",
@@ -42,13 +41,10 @@ def record(
 
     On a machine without bench, engines/record_pace.py does it alone: it needs torch and nothing else.
     """
-    found = find_spec(RECORDER)
-    assert found is not None
-    assert found.origin is not None
     options = {"--out": out, "--model": model}
     given = [text for name, value in options.items() if value is not None for text in (name, str(value))]
     try:
-        done = subprocess.run([str(python or sys.executable), found.origin, *given], stdout=subprocess.PIPE)
+        done = subprocess.run([str(python or sys.executable), str(RECORDER), *given], stdout=subprocess.PIPE)
     except OSError as error:
         raise api.BadSetting(f"{python} does not run: {error.strerror or error}") from error
     if done.returncode:

@@ -26,7 +26,8 @@ from overlap_bench.harness.common.formatting import visible, visible_json
 from overlap_bench.harness.common.processes import Interrupted, notes
 
 if TYPE_CHECKING:
-    from overlap_bench.harness.report.formats import Found
+    from msgspec import Struct
+
     from overlap_bench.harness.report.page import Table
 
 PIPE_WIDTH = 120  # columns of a table that goes to no terminal
@@ -49,13 +50,13 @@ class Format(StrEnum):
     CSV = "csv"
 
 
-def end_with(found: Found, format: Format, outputs_differ: bool, whole: bool = True) -> NoReturn:
+def end_with(found: Struct, format: Format, outputs_differ: bool, whole: bool = True) -> NoReturn:
     """Print a result, and end the command with the exit code that it stands for."""
     show(found, format, whole)
     raise typer.Exit(OUTPUTS_DIFFER if outputs_differ else 0)
 
 
-def show(found: Found, format: Format, whole: bool = True) -> None:
+def show(found: Struct, format: Format, whole: bool = True) -> None:
     """Print a result in the form that was asked for; as a table, a comparison is cut to a screen unless
     `whole`."""
     from rich.text import Text
@@ -83,7 +84,6 @@ def show(found: Found, format: Format, whole: bool = True) -> None:
 
 
 def show_tables(tables: Sequence[Table]) -> None:
-    """Print what is for a person alone."""
     from overlap_bench.harness.common.consoles import Console
     from overlap_bench.harness.report.page import terminal_table
 
@@ -103,10 +103,9 @@ def run(command: Any) -> NoReturn:
     except CLICK_ERROR as error:  # what typer found wrong with the command line; empty where it gave help
         said = _usage(error)
         code = _complain(said, error, USAGE) if said else USAGE
-    except api.BadSetting as error:
-        code = _complain("; ".join([str(error), *notes(error)]), error, USAGE)
-    except api.EngineError as error:
-        code = _complain("; ".join([str(error), *notes(error)]), error, FAILED)
+    except (api.BadSetting, api.EngineError) as error:
+        ends = USAGE if isinstance(error, api.BadSetting) else FAILED
+        code = _complain("; ".join([str(error), *notes(error)]), error, ends)
     except Exception as error:
         # Nobody but a person makes such paths.
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
@@ -141,7 +140,6 @@ def _flush() -> None:
 
 
 def say(line: str) -> None:
-    """A line on stderr."""
     with suppress(OSError):  # a terminal that was closed, a reader that is gone: the exit code still counts
         sys.stderr.write(f"bench: {visible(line)}\n")
 

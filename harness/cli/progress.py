@@ -42,12 +42,8 @@ MUCH_STOLEN = 0.1  # of the CPU time, in a round: a change of some percent will 
 def on_stderr(folder: Path, design: Design) -> Iterator[Observer]:
     """Show a run's events while inside."""
     console = Console(stderr=True)
-    console.print(f"bench: writing to {folder}", soft_wrap=True, markup=False)
-
-    def say(line: str) -> None:
-        # An engine's error may have [/brackets].
-        console.print(f"bench: {line}", soft_wrap=True, markup=False)
-
+    say = printed_on(console)
+    say(f"writing to {folder}")
     if about := question(design):
         say(about)
     if design.aim_s is not None:
@@ -59,16 +55,17 @@ def on_stderr(folder: Path, design: Design) -> Iterator[Observer]:
         yield Display(design, say, redraw=lambda line: live.update(Text(line), refresh=True))
 
 
+def printed_on(console: Console, start: str = "bench") -> Write:
+    """Prints lines there as they are: an engine's error may have [/brackets]."""
+    return lambda line: console.print(f"{start}: {line}", soft_wrap=True, markup=False)
+
+
 def among_others(name: str) -> Callable[[Path, Design], AbstractContextManager[Observer]]:
     """Print the lines of a run that is measured beside others, each after its name."""
 
     @contextmanager
     def shown(folder: Path, design: Design) -> Iterator[Observer]:
-        console = Console(stderr=True)
-
-        def say(line: str) -> None:
-            console.print(f"bench: {name}: {line}", soft_wrap=True, markup=False)
-
+        say = printed_on(Console(stderr=True), f"bench: {name}")
         yield Display(design, say, plain=say)
 
     return shown
@@ -88,13 +85,13 @@ def of_reading() -> Iterator[Callable[[str], None]]:
         with Live(console=console, auto_refresh=False, transient=True) as live:
             yield lambda line: live.update(Text(line), refresh=True)
         return
-    last = time.monotonic()
+    say, last = printed_on(console), time.monotonic()
 
     def print_now_and_then(line: str) -> None:
         nonlocal last
         if time.monotonic() - last >= QUIET_S:
             last = time.monotonic()
-            console.print(f"bench: {line}", soft_wrap=True, markup=False)
+            say(line)
 
     yield print_now_and_then
 

@@ -51,7 +51,6 @@ def page(found: Bisected) -> Page:
 
 
 def conclusion(found: Bisected) -> str:
-    """The answer in one sentence."""
     between = f"{found.good_ref} and {found.bad_ref}"
     if found.verdict == "nothing to find":
         return (
@@ -123,7 +122,6 @@ def _why_undecided(found: Bisected) -> str:
 
 
 def _shape(found: Bisected) -> str:
-    """What several changes come to."""
     signs = [each.effect > 0 for each in found.changes]
     if len(signs) == 2 and signs[0] == signs[1]:
         return "It changed in two steps, both in one direction."
@@ -199,7 +197,6 @@ def commit_table(found: Bisected) -> Table:
 
 
 def to_csv(found: Bisected) -> str:
-    """One line per commit of the span, unrounded."""
     about = (found.run, found.metric, found.verdict, found.culprit)
     return csv_of(("run", "metric", "verdict", "culprit"), Tried, ((about, each) for each in found.commits))
 

@@ -53,12 +53,7 @@ def _level(each: Entry) -> str:
     return "" if each.ci_low is None or each.confidence == USUAL else f" at {confidence(each.confidence)}%"
 
 
-def page(found: Catalogue) -> Page:
-    """For a terminal."""
-    return _page(found, NARROW)
-
-
-def _page(found: Catalogue, columns: tuple[str, ...]) -> Page:
+def page(found: Catalogue, columns: tuple[str, ...] = NARROW) -> Page:
     """What a line says of its claim is left empty where the one above says the same."""
     says = CLAIM | MEASURED | {PLACE: _linked}
     rows = tuple(
@@ -83,7 +78,7 @@ def conclusion(found: Catalogue) -> str:
 
 def to_markdown(found: Catalogue) -> str:
     """With links, for a page that lies in the results folder."""
-    return markdown_page(_page(found, COLUMNS))
+    return markdown_page(page(found, COLUMNS))
 
 
 def _linked(entry: Entry) -> str:

@@ -20,7 +20,6 @@ NOTE = (
 
 
 def conclusion(result: Evaluation) -> str:
-    """One sentence: the first accuracy, its difference, and whether the answers are the same."""
     first = result.tasks[0] if result.tasks else None
     if first is None:
         said = f"{result.variant}: no item with a number."
@@ -35,7 +34,6 @@ def conclusion(result: Evaluation) -> str:
 
 
 def agreed(answers: Agreement) -> str:
-    """How far apart the answers are."""
     parts = []
     if answers.loglikelihoods:
         count = f"{answers.apart} of {answers.loglikelihoods} log-likelihoods"
@@ -90,7 +88,6 @@ def _interval(row: Row) -> str:
 
 
 def to_csv(result: Evaluation) -> str:
-    """One line per task and metric, unrounded."""
     return csv_of(("run", "variant"), Row, (((result.run, result.variant), row) for row in result.tasks))
 
 

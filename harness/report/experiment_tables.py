@@ -42,14 +42,12 @@ CSV_COLUMNS = ("table", "row", "column", "shown", "value", "low", "high", "unit"
 
 
 def listing(found: Sequence[Experiment]) -> Table:
-    """One row per experiment."""
     rows = ((each.name, each.question, "; ".join(one.name for one in each.sources)) for each in found)
     note = "bench experiment show NAME tells what is run and what was reported; ... run NAME runs it"
     return Table("Experiments", ("experiment", "question", "source"), tuple(rows), note, numbers=())
 
 
 def plan(planned: Plan) -> Iterator[Table]:
-    """What an experiment says, and what it will do."""
     experiment = planned.experiment
     facts = [("question", experiment.question)]
     for source in experiment.sources:
@@ -83,7 +81,6 @@ def _changed(design: Design) -> str:
 
 
 def page(result: ExperimentResult) -> Page:
-    """The claims first, then the tables."""
     return Page(
         result.conclusion,
         tuple(facts(result)),
@@ -95,7 +92,6 @@ def page(result: ExperimentResult) -> Page:
 
 
 def facts(result: ExperimentResult) -> Iterator[str]:
-    """What stands under the conclusion."""
     outputs = result.outputs
     if outputs.compared:
         equal = f"Outputs: {outputs.identical} of {outputs.compared} identical."
@@ -106,7 +102,6 @@ def facts(result: ExperimentResult) -> Iterator[str]:
 
 
 def claims(result: ExperimentResult) -> Table:
-    """What the sources say beside what was measured."""
     columns = ("the source says", "of", f"measured here ({result.device})", "so")
     rows = tuple((each.says, _where(each), text(each.measured), _so(each)) for each in result.claims)
     return Table("The source says, measured here", columns, rows, CLAIMS_NOTE, numbers=())
@@ -129,8 +124,11 @@ def tables(result: ExperimentResult) -> Iterator[Table]:
     for each in result.tables:
         levels = any(isinstance(cell, Level | Percentiles | Share) for row in each.rows for cell in row)
         note = " ".join(filter(None, [each.note, CELLS_NOTE if levels else ""]))
-        columns = zip(each.columns, zip(*each.rows, strict=True), strict=True)
-        right = tuple(name for name, cells in columns if not all(isinstance(cell, str) for cell in cells))
+        right = tuple(
+            name
+            for place, name in enumerate(each.columns)
+            if not all(isinstance(row[place], str) for row in each.rows)
+        )
         rows = tuple(tuple(map(text, row)) for row in each.rows)
         yield Table(each.title, tuple(each.columns), rows, note, numbers=right)
 

@@ -104,7 +104,6 @@ def step_table(found: Explained) -> Table:
 
 
 def rank_table(found: Explained) -> Table:
-    """One row per arm and rank."""
     columns: dict[str, Callable[[RankTimes], str]] = {
         "arm": lambda each: each.arm,
         "rank": lambda each: str(each.rank),
@@ -117,8 +116,6 @@ def rank_table(found: Explained) -> Table:
 
 
 def tail_table(found: Explained) -> Table:
-    """One row per arm, metric and level."""
-
     def causes(each: Tail) -> str:
         largest = each.causes[:SHOWN_CAUSES]
         return "; ".join(f"{name} {more:+.2f}" for name, more in largest if more > 0)
@@ -180,6 +177,5 @@ def _change(row: Part) -> str:
 
 
 def to_csv(found: Explained) -> str:
-    """One line per part of the step, unrounded."""
     rows = (((found.run, found.device, found.variant, name), row) for name, row in found.step_us.items())
     return csv_of(("run", "device", "variant", "part"), Part, rows)

@@ -24,7 +24,6 @@ NOTE = (
 
 
 def conclusion(result: Result) -> str:
-    """One sentence: what all toggles give together, what each gives on average, and whether outputs agree."""
     first, effects = result.comparisons[0], effects_of(result)
     mains = [row for row in effects.effects if len(row.effect) == 1]
     each = ", ".join(f"{row.effect[0]} {_change(row)} ({row.verdict or 'no verdict'})" for row in mains)
@@ -72,7 +71,6 @@ def page(result: Result) -> Page:
 
 
 def parts(result: Result) -> Iterator[Table]:
-    """The tables, in the order in which they are read."""
     yield effects_table(result)
     yield settings_table(result)
     found = factorial_of(result)

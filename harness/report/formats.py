@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,21 +16,8 @@ from overlap_bench.harness.report.page import Page, markdown_page, terminal_page
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from overlap_bench.harness.analysis.accuracy import Evaluation
-    from overlap_bench.harness.analysis.bisection import Bisected
-    from overlap_bench.harness.analysis.catalogue import Catalogue
-    from overlap_bench.harness.analysis.experiment_result import ExperimentResult
-    from overlap_bench.harness.analysis.explain import Explained
-    from overlap_bench.harness.analysis.gate_plans import GatePlans
-    from overlap_bench.harness.analysis.result import SweepResult
-    from overlap_bench.harness.analysis.sensitivity import Sensitivity
-    from overlap_bench.harness.trace.result import Brief, TraceResult
-
-Found: TypeAlias = (
-    "Result | SweepResult | Bisected | Sensitivity | Explained | ExperimentResult | Evaluation | GatePlans | "
-    "Catalogue | TraceResult | Brief"
-)
-# By the name of a kind of result: the module that shows it, imported once there is one to show.
+# By the name of a kind of result: the module that shows it, imported once there is one to show. It has
+# `page(found)`, `to_csv(found)`, and where its markdown is more than its page, `to_markdown(found)`.
 FORMS = {
     "Result": "tables",
     "Factorial": "factorial_tables",  # a Result that is one
@@ -50,14 +37,7 @@ FORMS = {
 MEASURED = ("Result", "Bisected", "SweepResult", "ExperimentResult", "Evaluation", "GatePlans")
 
 
-class Form(Protocol):
-    """What a module of FORMS has; also `to_markdown`, where that is more than its page."""
-
-    def page(self, found: Any) -> Page: ...
-    def to_csv(self, found: Any) -> str: ...
-
-
-def to_json(found: Found) -> str:
+def to_json(found: msgspec.Struct) -> str:
     """The object as it is; of what was measured, with `headline` and `verdict` at its top: the sentence that
     is printed first, and the word in it, null where there is none, and where several have one each."""
     plain = to_plain(found)
@@ -68,7 +48,7 @@ def to_json(found: Found) -> str:
     return msgspec.json.format(msgspec.json.encode(plain)).decode() + "\n"
 
 
-def verdict_of(found: Found) -> str | None:
+def verdict_of(found: msgspec.Struct) -> str | None:
     """The one word that a result has: of its gate, its only comparison or its first claim."""
     if not isinstance(found, Result):
         word: str | None = getattr(found, "verdict", None)  # a bisection and an experiment have one
@@ -79,23 +59,24 @@ def verdict_of(found: Found) -> str | None:
     return None if verdict is None else verdict.word
 
 
-def to_csv(found: Found) -> str:
+def to_csv(found: msgspec.Struct) -> str:
     """One flat table, unrounded."""
-    return _form(found).to_csv(found)
+    text: str = _form(found).to_csv(found)
+    return text
 
 
-def to_markdown(found: Found) -> str:
-    write: Callable[[Found], str] | None = getattr(_form(found), "to_markdown", None)
+def to_markdown(found: msgspec.Struct) -> str:
+    write: Callable[[msgspec.Struct], str] | None = getattr(_form(found), "to_markdown", None)
     return write(found) if write else "\n".join(map(markdown_page, _pages(found)))
 
 
-def to_terminal(found: Found, width: int, whole: bool = True) -> Iterator[RenderableType]:
+def to_terminal(found: msgspec.Struct, width: int, whole: bool = True) -> Iterator[RenderableType]:
     """Renderables for a rich console of that width; of a comparison what fits on a screen, unless `whole`."""
     for page in _pages(found, whole):
         yield from terminal_page(page, width)
 
 
-def _pages(found: Found, whole: bool = True) -> Iterator[Page]:
+def _pages(found: msgspec.Struct, whole: bool = True) -> Iterator[Page]:
     """What a person reads of it."""
     if not isinstance(found, Result) or found.factorial is not None:
         yield _form(found).page(found)
@@ -107,10 +88,10 @@ def _pages(found: Found, whole: bool = True) -> Iterator[Page]:
     yield from sections.pages(found, whole)
 
 
-def _form(found: Found) -> Form:
+def _form(found: msgspec.Struct) -> Any:
     kind = type(found).__name__
     if isinstance(found, Result) and found.factorial is not None:
         kind = "Factorial"
     elif isinstance(found, Result) and found.gate is not None:
         kind = "Gated"
-    return cast(Form, import_module(f"{__package__}.{FORMS[kind]}"))
+    return import_module(f"{__package__}.{FORMS[kind]}")

@@ -15,7 +15,6 @@ from overlap_bench.harness.store.files import append_step_summary, prepare, writ
 
 
 def conclusion(found: GatePlans) -> str:
-    """One sentence: the gate to use here, what it takes, and where it ends at the latest."""
     plan, within = found.recommended, minutes_of(found.max_minutes)
     if plan is None:
         return (
@@ -39,7 +38,6 @@ def page(found: GatePlans) -> Page:
 
 
 def plan_table(found: GatePlans) -> Table:
-    """Each metric, with what every limit costs."""
     limits = sorted({plan.limit for plan in found.plans})
     by_place = {(plan.metric, plan.limit): plan for plan in found.plans}
 
@@ -62,7 +60,6 @@ def plan_table(found: GatePlans) -> Table:
 
 
 def to_csv(found: GatePlans) -> str:
-    """One line per plan, unrounded."""
     return csv_of(("run", "device"), GatePlan, (((found.run, found.device), plan) for plan in found.plans))
 
 

@@ -20,15 +20,7 @@ from overlap_bench.harness.analysis.words import in_step, interval, outputs_that
 from overlap_bench.harness.common.formatting import blocks_of, duration, number, percent, share
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.report import sections, tables
-from overlap_bench.harness.report.page import (
-    PER_STEP,
-    Page,
-    Table,
-    csv_text,
-    markdown_page,
-    markdown_table,
-    tabulated,
-)
+from overlap_bench.harness.report.page import PER_STEP, Page, Table, csv_text, markdown_page, tabulated
 from overlap_bench.harness.stats.change_points import LEVEL, SHORTEST
 from overlap_bench.harness.store.files import append_step_summary, prepare, write_json, write_text
 
@@ -36,7 +28,6 @@ NEAR = 0.25  # of the limit: a change that is no farther from it is at it
 
 
 def conclusion(result: Result) -> str:
-    """One sentence: what the gate says, of how much, and why."""
     found, comparison = gate_of(result), result.comparisons[0]
     by_verdict = {
         each: [name for name, row in found.metrics.items() if row.verdict == each]
@@ -164,23 +155,14 @@ def history_table(found: History) -> Table:
     return tabulated("Change points", found.moved, columns, note, numbers=("change", "gates since"))
 
 
-def parts(result: Result) -> Iterator[Table]:
-    """What a gate adds to the comparison that it judged."""
-    yield regression_table(result)
-    if result.history is not None:
-        yield history_table(result.history)
-
-
 def to_markdown(result: Result) -> str:
     """The summary of a gate, with the whole comparison folded away below."""
-    lines = [f"**{conclusion(result)}**", "", *(f"{line}\n" for line in late(result))]
-    for said in (tables.changed_code, tables.overlaid):
-        lines += [line, ""] if (line := said(result.comparisons[0])) else []
-    for table in parts(result):
-        lines += markdown_table(table)
+    gated, comparison = page(result), result.comparisons[0]
+    of_code = filter(None, (tables.changed_code(comparison), tables.overlaid(comparison)))
+    summary = markdown_page(replace(gated, lines=(*gated.lines, *of_code)))
     whole = "\n".join(map(markdown_page, sections.pages(result)))
-    lines += ["<details><summary>The whole comparison</summary>", "", whole, "</details>", ""]
-    return "\n".join(lines)
+    folded = ["<details><summary>The whole comparison</summary>", "", whole, "</details>", ""]
+    return "\n".join([summary, *folded])
 
 
 def to_csv(result: Result) -> str:
@@ -205,10 +187,11 @@ def to_csv(result: Result) -> str:
 
 def page(result: Result, whole: bool = True) -> Page:
     """What the gate says; that of its comparison comes behind it."""
-    judged, *more = parts(result)
-    if not whole:
-        judged = replace(judged, note="")
-    return Page(conclusion(result), tuple(late(result)), (judged, *more), ())
+    judged = regression_table(result)
+    shown = [judged if whole else replace(judged, note="")]
+    if result.history is not None:
+        shown.append(history_table(result.history))
+    return Page(conclusion(result), tuple(late(result)), tuple(shown), ())
 
 
 def gate_of(result: Result) -> GateResult:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import sensitivity
 from overlap_bench.harness.analysis.frames import Run, load
-from overlap_bench.harness.analysis.result import Comparison, Result
+from overlap_bench.harness.analysis.result import Comparison
 from overlap_bench.harness.analysis.sensitivity import Sensitivity
 from overlap_bench.harness.analysis.stored import check_two
 from overlap_bench.harness.common.formatting import blocks_of, minutes_of
@@ -90,11 +90,11 @@ def write(folder: Path, out: Path | None = None) -> Path:
 def to_html(run: Run) -> str:
     """The page: verdict, tables, figures, mechanism, limit, method, environment. It has no script and asks
     for nothing from any network."""
-    result, comparison = _shown(run)
+    (comparison,) = run.result.comparisons
     return rendered(
         "report.html.jinja",
-        title=f"{comparison.variant}: {result.run}",
-        page=sections.page(result, comparison),
+        title=f"{comparison.variant}: {run.result.run}",
+        page=sections.page(run.result, comparison),
         tone=_tone(comparison),
         everything=tables.metric_table(comparison, every=True),
         leading=_pictures(run, comparison, leads=True),
@@ -106,7 +106,6 @@ def to_html(run: Run) -> str:
 
 
 def sensitivity_page(found: Sensitivity) -> str:
-    """The page of a sensitivity: what it says first, its figure and its tables."""
     draw = partial(figures.sensitivity, found)
     picture = drawn("What delays cost", draw) if found.phases else Picture("")
     return page_of_tables(found.run, sensitivity_tables.page(found), picture, CAPTION)
@@ -115,33 +114,17 @@ def sensitivity_page(found: Sensitivity) -> str:
 def page_of_tables(
     title: str, page: Page, picture: Picture = Picture(""), caption: str = "", tone: str = "open"
 ) -> str:
-    """A page for a browser, with its picture where it has one."""
     return rendered("page.html.jinja", title=title, page=page, picture=picture, caption=caption, tone=tone)
 
 
 def to_markdown(run: Run) -> str:
     """The verdict, its tables and warnings, then method and environment, folded away."""
-    result, comparison = _shown(run)
-    folded = [
-        line
-        for table in (method(run), environment_of(run), settings_of(comparison))
-        for line in markdown_table(table)
-    ]
-    return "\n".join(
-        [
-            _as_text("\n".join(map(markdown_page, sections.pages(result)))),
-            "<details><summary>Method and environment</summary>",
-            "",
-            *map(_as_text, folded),
-            "</details>",
-            "",
-        ]
-    )
-
-
-def _shown(run: Run) -> tuple[Result, Comparison]:
     (comparison,) = run.result.comparisons
-    return run.result, comparison
+    found = markdown_page(sections.page(run.result, comparison))
+    besides = (method(run), environment_of(run), settings_of(comparison))
+    folded = "\n".join(line for table in besides for line in markdown_table(table))
+    summary = "<details><summary>Method and environment</summary>"
+    return "\n".join([_as_text(found), summary, "", _as_text(folded), "</details>", ""])
 
 
 def _as_text(markdown: str) -> str:
@@ -242,7 +225,6 @@ def _stops(design: Design) -> str:
 
 
 def environment_of(run: Run) -> Table:
-    """Machine, device, model, code and versions."""
     manifest = run.manifest
     described = list(manifest.descriptions.values())
     machine, code = manifest.measured_on, manifest.code

@@ -6,7 +6,7 @@ To add one: a function that says it of a comparison, and a line in SECTIONS.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -146,12 +146,13 @@ def leading(comparison: Comparison) -> Iterator[str]:
     verdict = comparison.verdict
     if verdict is None or verdict.word != "undecided" or verdict == ONE_BOOT:
         return
-    phases = [f"{name} {difference(each)} {interval(each)}" for name, each in _phases(comparison).items()]
+    turned = any(name in PHASES_IN_TURNS for name in comparison.metrics)
+    changed = _changed_phases(comparison, PHASES_IN_TURNS if turned else PHASES_IN_ROUNDS)
+    phases = [f"{name} {difference(each)} {interval(each)}" for name, each in changed.items()]
     counters = [
         f"{name} {number(each.before)} → {number(each.after)} {each.unit}".rstrip()
         for name, each in list(telling(comparison.mechanism).items())[:MOST_FOUND]
     ]
-    turned = any(name in PHASES_IN_TURNS for name in comparison.metrics)
     rounds = "" if comparison.sliced is None else ", in rounds"
     told = {", in turns": phases, rounds: counters} if turned else {rounds: [*phases, *counters]}
     for where, found in told.items():
@@ -181,15 +182,9 @@ def warned(warnings: Iterable[Warning], whole: bool = True) -> list[str]:
     return [*shown, *([f"and {len(known)} more: --all"] if known else [])]
 
 
-def _phases(comparison: Comparison) -> dict[str, MetricRow]:
-    """Host phases of a step whose interval excludes 0, the largest change first: by turns, where they have
-    them."""
-    turned = any(name in PHASES_IN_TURNS for name in comparison.metrics)
-    found = {
-        name: row
-        for name, row in comparison.metrics.items()
-        if name in (PHASES_IN_TURNS if turned else PHASES_IN_ROUNDS) and row.excludes_zero
-    }
+def _changed_phases(comparison: Comparison, of: Collection[str]) -> dict[str, MetricRow]:
+    """Host phases of a step whose interval excludes 0, the largest change first."""
+    found = {name: row for name, row in comparison.metrics.items() if name in of and row.excludes_zero}
     names = sorted(found, key=lambda name: -abs(_by(found[name])))[:MOST_PHASES]
     return {name: found[name] for name in names}
 

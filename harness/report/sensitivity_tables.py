@@ -74,7 +74,6 @@ def saving_table(found: Sensitivity) -> Table:
 
 
 def to_csv(found: Sensitivity) -> str:
-    """One line per phase, unrounded."""
     about = (found.run, found.engine, found.device, found.batch)
     names = [name for name in Phase.__struct_fields__ if name != "points"]
     lines = [(*about, *(getattr(each, name) for name in names)) for each in found.phases]

@@ -24,7 +24,6 @@ OWN = ", each at the level of the look at which its point stopped"
 
 
 def conclusion(result: SweepResult) -> str:
-    """One sentence: how many points there are, and how often each verdict."""
     comparisons = result.comparisons
     axes = ", ".join(axis.name for axis in result.axes)
     points = f"Sweep over {axes}: {len(comparisons)} point{'s' if len(comparisons) != 1 else ''}"

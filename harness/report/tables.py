@@ -36,7 +36,7 @@ from overlap_bench.harness.analysis.words import (
 from overlap_bench.harness.common.formatting import number, percent, with_unit
 from overlap_bench.harness.common.names import FIELDS
 from overlap_bench.harness.metrics import definitions, slices
-from overlap_bench.harness.report.page import NUMBERS, PER_STEP, Table, csv_of, tabulated
+from overlap_bench.harness.report.page import PER_STEP, Table, csv_of, tabulated
 from overlap_bench.harness.stats import paired
 from overlap_bench.harness.store.manifest import listed
 
@@ -249,7 +249,6 @@ def planted(comparison: Comparison) -> str | None:
 
 
 def stopped(result: Result | SweepResult) -> str:
-    """Why the run ended where it did."""
     return f"Stopped: {result.stopped_because}."
 
 
@@ -379,7 +378,7 @@ def metric_table(comparison: Comparison, every: bool = False) -> Table:
         note += FAMILY
     elif any(row.verdict is not None for name, row in rows if name != comparison.primary):
         note += BOTH
-    return tabulated("Every metric" if every else "Before and after", rows, columns, note, NUMBERS)
+    return tabulated("Every metric" if every else "Before and after", rows, columns, note)
 
 
 def of_rounds(comparison: Comparison) -> str:

@@ -3,7 +3,7 @@ the devices stood still; of a profile, the host's phases too. Input is a `TraceR
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from overlap_bench.harness.common.formatting import number, percent, signed
@@ -37,11 +37,12 @@ def summary(result: TraceResult) -> Table:
     sources = [each for each in (result.before, result.after) if each is not None]
     steps = [each.steps for each in sources if each.steps]
     per_step = len(steps) == len(sources)
+    phases = _of_part(result, "ranges", per_step) if isinstance(result, ProfileResult) else ()
     lines = [
         *_largest(_of_devices(result, per_step), OF_DEVICES, result.compared),
         *_largest(_of_part(result, "kernels", per_step), OF_KERNELS, result.compared),
         *_largest(_of_part(result, "calls", per_step), OF_CALLS, result.compared),
-        *_largest(_of_phases(result, per_step), OF_PHASES, result.compared),
+        *_largest(phases, OF_PHASES, result.compared),
         *_largest(_of_gaps(result), OF_GAPS, result.compared),
     ]
     counted = " and ".join(f"{count:,}" for count in steps)
@@ -55,7 +56,6 @@ def summary(result: TraceResult) -> Table:
 
 
 def gap_table(result: TraceResult) -> Table:
-    """Every gap that was kept."""
     sides = {"before": result.before, "after": result.after}
     rows = tuple(
         (*((side,) if result.after else ()), gap.device, number(gap.at_ms), number(gap.length_us), gap.host)
@@ -68,7 +68,7 @@ def gap_table(result: TraceResult) -> Table:
     return Table("Longest gaps", columns, rows, note, numbers=("at_ms", "us"))
 
 
-def _largest(lines: Iterator[Line], most: int, compared: bool) -> list[Line]:
+def _largest(lines: Iterable[Line], most: int, compared: bool) -> list[Line]:
     return sorted(lines, key=lambda line: line.weight(compared), reverse=True)[:most]
 
 
@@ -94,11 +94,6 @@ def _of_part(result: TraceResult, part: str, per_step: bool) -> Iterator[Line]:
         value = row.values["total_ms"]
         device = row.key[0] if row.key[1:] else ""
         yield Line(row.key[-1], device, *_sides(result, value.before, value.after, per_step))
-
-
-def _of_phases(result: TraceResult, per_step: bool) -> Iterator[Line]:
-    if isinstance(result, ProfileResult):
-        yield from _of_part(result, "ranges", per_step)
 
 
 def _sides(

@@ -108,8 +108,6 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One whole request."""
-
     method: str
     path: str
     body: bytes
@@ -162,7 +160,6 @@ class Connection:
         )
 
     def read(self) -> None:
-        """Take what is there."""
         try:
             data, ancillary, _, _ = self.socket.recvmsg(READ_BYTES, sockets.STAMP_BYTES)
         except BlockingIOError:
@@ -175,20 +172,20 @@ class Connection:
         self._arrived_ns = self._mock.arrival(ancillary)
         self._received += len(data)
         if self._received + self._kept > MOST_BYTES:
-            message = f"requests that are not answered yet have more than {MOST_BYTES} bytes"
-            self.send(refusal(413, message))
-            self.close()
+            self.refuse(413, f"requests that are not answered yet have more than {MOST_BYTES} bytes")
             return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self.send(refusal(400, f"this is not HTTP/1.1: {error}"))
-            self.close()
+            self.refuse(400, f"this is not HTTP/1.1: {error}")
             return
         self.go_on()
 
+    def refuse(self, status: int, message: str) -> None:
+        self.send(refusal(status, message))
+        self.close()
+
     def go_on(self) -> None:
-        """Begin to answer what waits."""
         while self.open and self.waiting and self.answer is None:
             answer = self._mock.answer(self, self.waiting[0])
             if not self.open:  # its client was gone, which the answer's first bytes showed

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,24 @@ from overlap_bench.harness.run import records
 from overlap_bench.harness.run.hosts import bytecode_in
 from overlap_bench.harness.stats import planning
 from overlap_bench.harness.studies import doctor
+from tests.support.in_process import bench
 from tests.support.made_blocks import manifest, result
 
 
-def test_every_check_finds_something_and_says_what_to_do_where_it_is_not_fine(tmp_path: Path) -> None:
+def test_every_check_finds_something_and_says_what_to_do_where_it_is_not_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = doctor.examine(tmp_path)
     assert len({each.what for each in found}) == len(found)
     assert all(each.found for each in found)
     assert all(each.fine == (not each.remedy) for each in found)
+    monkeypatch.setattr(doctor, "examine", lambda results: found)
+    monkeypatch.setenv("COLUMNS", "120")
+    report = bench("doctor").out
+    assert all(each.what in report for each in found)
+    for what in ("device", "versions", "nsys", "cores", "governor", "turbo", "load average", "steal",
+                 "other processes", "huge pages", "swap", "memory", "scheduler slice"):  # fmt: skip
+        assert what in report
 
 
 def test_how_long_a_change_of_1_percent_takes_to_be_seen_is_told_by_the_newest_floor_of_this_machine(
@@ -56,18 +67,25 @@ def test_all_cores_are_kept_busy_while_it_is_looked_at_what_is_stolen(
     assert spent[1] - spent[0] > 5  # ticks of 10 ms
 
 
-def test_stolen_time_is_told_of() -> None:
-    assert doctor.steal(doctor.Busy(0.005, [])).fine
-    found = doctor.steal(doctor.Busy(0.2, []))
+@pytest.mark.parametrize(
+    ("check", "fine", "spoils", "told"),
+    [
+        (doctor.steal, doctor.Busy(0.005, []), doctor.Busy(0.2, []), "20.0% of the time of busy cores"),
+        (
+            doctor.speed,
+            doctor.Busy(0, [150.0] * 95 + [900.0] * 5),  # interrupted, now and then
+            doctor.Busy(0, [150.0] * 80 + [225.0] * 20),
+            "the same loop takes 150 to 225 us",
+        ),
+    ],
+)
+def test_stolen_time_and_cores_that_are_half_as_fast_again_at_times_are_told_of(
+    check: Callable[[doctor.Busy], doctor.Finding], fine: doctor.Busy, spoils: doctor.Busy, told: str
+) -> None:
+    assert check(fine).fine
+    found = check(spoils)
     assert not found.fine
-    assert found.found == "20.0% of the time of busy cores"
-
-
-def test_cores_that_are_half_as_fast_again_at_times_are_told_of() -> None:
-    assert doctor.speed(doctor.Busy(0, [150.0] * 95 + [900.0] * 5)).fine  # interrupted, now and then
-    found = doctor.speed(doctor.Busy(0, [150.0] * 80 + [225.0] * 20))
-    assert not found.fine
-    assert found.found == "the same loop takes 150 to 225 us"
+    assert found.found == told
 
 
 def test_a_core_that_is_late_to_return_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

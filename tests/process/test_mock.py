@@ -47,6 +47,13 @@ def answer(total: int, most: int, **options: bool) -> Answer:
     )
 
 
+def asking(tokens: int, header: str = "", stream: bool = True) -> bytes:
+    """A whole request."""
+    body = json.dumps({"prompt": "a", "max_tokens": tokens, "stream": stream}).encode()
+    length = f"Content-Length: {len(body)}\r\n"
+    return f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{length}{header}\r\n".encode() + body
+
+
 def test_a_stream_brings_as_many_tokens_as_asked_for_and_says_so(server: Server) -> None:
     events = server.events(
         COMPLETIONS, {"prompt": "a b c", "max_tokens": 10, "stream_options": {"include_usage": True}}
@@ -54,16 +61,11 @@ def test_a_stream_brings_as_many_tokens_as_asked_for_and_says_so(server: Server)
     assert events[-1] is None
     assert events[-2]["choices"] == []
     assert events[-2]["usage"] == {"prompt_tokens": 3, "completion_tokens": 10, "total_tokens": 13}
-    assert text_of(events).count("token") == 10
-    reasons = [event["choices"][0]["finish_reason"] for event in events[:-2]]
-    assert reasons == [None] * (len(reasons) - 1) + ["length"]
+    chunks = [event["choices"][0] for event in events[:-2]]
+    assert [each["finish_reason"] for each in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    # 1, 2 and 3 tokens in turn; the last chunk holds what is left
+    assert [each["text"].count("token") for each in chunks] == [1, 2, 3, 1, 2, 1]
     assert all(event["usage"] is None for event in events[:-2])
-
-
-def test_chunks_hold_one_two_and_three_tokens_in_turn(server: Server) -> None:
-    events = server.events(COMPLETIONS, {"prompt": "a", "max_tokens": 10})
-    counts = [event["choices"][0]["text"].count("token") for event in events[:-1]]
-    assert counts == [1, 2, 3, 1, 2, 1]  # the last chunk holds what is left
 
 
 def test_a_chat_begins_with_a_role_that_is_no_token(server: Server) -> None:
@@ -81,14 +83,8 @@ def test_a_whole_answer_comes_at_once_when_its_last_token_is_due(server: Server)
 
 
 def test_two_requests_on_one_connection_are_answered_in_order(server: Server) -> None:
-    def request(tokens: int, close: bool) -> bytes:
-        body = json.dumps({"prompt": "a", "max_tokens": tokens}).encode()
-        farewell = b"Connection: close\r\n" if close else b""
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n".encode()
-        return head + farewell + b"\r\n" + body
-
     with socket.create_connection(server.address, timeout=PATIENCE_S) as client:
-        client.sendall(request(4, close=False) + request(2, close=True))
+        client.sendall(asking(4, stream=False) + asking(2, "Connection: close\r\n", stream=False))
         received = b"".join(iter(lambda: client.recv(1 << 16), b""))
     assert [received.count(b'"completion_tokens":%d' % count) for count in (4, 2)] == [1, 1]
     assert received.index(b'"completion_tokens":4') < received.index(b'"completion_tokens":2')
@@ -133,11 +129,6 @@ def test_a_client_that_is_gone_before_its_answer_ends_its_own_connection_alone()
         connection.read()
         assert not connection.open
         assert serving_it._connections == {}
-
-
-def asking(tokens: int) -> bytes:
-    body = json.dumps({"prompt": "a", "max_tokens": tokens, "stream": True}).encode()
-    return f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def test_a_client_that_does_not_read_is_let_go_when_too_much_waits_for_it(

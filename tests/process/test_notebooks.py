@@ -13,17 +13,6 @@ FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
-def test_all_of_them_are_there() -> None:
-    assert [each.stem for each in NOTEBOOKS] == [
-        "01-first-look",
-        "02-pinned-h2d",
-        "03-launch-done",
-        "04-output-processing",
-        "05-noise-and-power",
-        "06-where-it-matters",
-    ]
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_executes_and_its_committed_outputs_are_whole(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]

@@ -158,7 +158,7 @@ def warned(found: Comparison | Explained | FactorialResult) -> list[str]:
     return [each.text for each in found.warnings]
 
 
-def shown(found: formats.Found, width: int, whole: bool = True) -> str:
+def shown(found: msgspec.Struct, width: int, whole: bool = True) -> str:
     text = io.StringIO()
     Console(file=text, width=width, force_terminal=False).print(
         *formats.to_terminal(found, width, whole), sep="\n"

@@ -38,7 +38,7 @@ def changes(run: Run, width: float = style.WIDTH) -> Figure:
     if not rows:
         raise api.BadSetting(f"{run.folder} has no change to show: it has one arm")
     with style.drawing():
-        made, axes = style.figure(width, 1.15 + ROW * len(rows))
+        made, (axes,) = style.panels(width, (1.15 + ROW * len(rows),))
         style.margin_band(axes, comparison.margin)
         shown = set()
         for place, (name, row) in enumerate(rows.items()):
@@ -104,7 +104,7 @@ def trial_changes(run: Run, metric: str | None = None, width: float = style.WIDT
     before, after = (values[arm].tolist() for arm in run.arms)
     changes = [factor * paired.as_change(each, scale) for each in paired.paired(before, after, scale)]
     with style.drawing():
-        made, axes = style.figure(width, 2.9)
+        made, (axes,) = style.panels(width, (2.9,))
         axes.axhline(0, color=style.MUTED, lw=1)
         colour = style.ARMS["after"].colour
         if row.ci_low is not None and row.ci_high is not None:

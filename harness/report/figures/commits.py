@@ -17,7 +17,7 @@ def bisection(found: Bisected, width: float = style.WIDTH) -> Figure:
     """The change against good of each commit that was measured, with its 95% interval, and the line that the
     likeliest changes make; below, the posterior of each commit."""
     with style.drawing():
-        made, (above, below) = style.panels(width, HEIGHTS, beside=False, around=AROUND)
+        made, (above, below) = style.panels(width, HEIGHTS, around=AROUND)
         look = style.ARMS["after"]
         for place, each in enumerate(found.commits, 1):
             if each.change is not None:

@@ -17,14 +17,14 @@ def sensitivity(found: Sensitivity, width: float = style.WIDTH) -> Figure:
     check(found, Sensitivity)
     looks = style.looks([each.phase for each in found.phases])
     with style.drawing():
-        made, axes = style.figure(width, HEIGHT)
+        made, (axes,) = style.panels(width, (HEIGHT,))
         longest = max((x for each in found.phases for x, _ in each.points), default=1.0)
         axes.plot([0, longest], [0, longest], color=style.GRID, lw=3, label="all of it is felt")
         for each in found.phases:
             look = looks[each.phase]
             xs, ys = zip(*each.points, strict=True)
             axes.plot(xs, ys, look.marker, color=look.colour, markerfacecolor=look.face)
-            line = [(x, cost(each, x)) for x in sorted({0.0, *knee(each), max(xs)})]
+            line = [(x, cost(each, x)) for x in sorted({0.0, each.slack_us or 0.0, max(xs)})]
             style.line(axes, line, look, markevery=[], label=each.phase)
         axes.set_xlabel("delay in the phase, us a step")
         axes.set_ylabel("a step takes longer, us")
@@ -33,10 +33,6 @@ def sensitivity(found: Sensitivity, width: float = style.WIDTH) -> Figure:
         )
         style.legend_below(made, axes)
     return made
-
-
-def knee(each: Phase) -> tuple[float, ...]:
-    return () if each.slack_us is None else (each.slack_us,)
 
 
 def cost(each: Phase, delay_us: float) -> float:

@@ -29,24 +29,24 @@ class Look:
     face: str
     line: str | tuple[int, tuple[int, ...]]  # a line style of matplotlib
     marker: str
-    hatch: str
+    hatch: str = ""
 
 
 ARMS = {
     "before": Look("#d97f00", "white", "--", "o", "////"),
-    "after": Look("#0072b2", "#0072b2", "-", "s", ""),
+    "after": Look("#0072b2", "#0072b2", "-", "s"),
 }
 
 # Of other arms, in turn: also of Okabe and Ito's.
 OTHERS = (
-    Look("#1b1b1b", "white", "--", "o", "////"),
-    Look("#0072b2", "#0072b2", "-", "s", ""),
-    Look("#d97f00", "#d97f00", "-.", "^", "...."),
-    Look("#009e73", "white", ":", "v", "xxxx"),
-    Look("#d55e00", "#d55e00", (0, (5, 1)), "D", "----"),
-    Look("#56b4e9", "white", (0, (1, 1)), "P", "||||"),
-    Look("#cc79a7", "#cc79a7", (0, (3, 1, 1, 1)), "X", "++++"),
-    Look("#666666", "white", "-", "*", "\\\\\\\\"),
+    Look("#1b1b1b", "white", "--", "o"),
+    Look("#0072b2", "#0072b2", "-", "s"),
+    Look("#d97f00", "#d97f00", "-.", "^"),
+    Look("#009e73", "white", ":", "v"),
+    Look("#d55e00", "#d55e00", (0, (5, 1)), "D"),
+    Look("#56b4e9", "white", (0, (1, 1)), "P"),
+    Look("#cc79a7", "#cc79a7", (0, (3, 1, 1, 1)), "X"),
+    Look("#666666", "white", "-", "*"),
 )
 
 SETTINGS = {
@@ -97,14 +97,8 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure of one panel, inches."""
-    made = Figure(figsize=(width, height), layout="constrained")
-    return made, made.subplots()
-
-
 def panels(
-    width: float, heights: tuple[float, ...], beside: bool, around: float = 0.0
+    width: float, heights: tuple[float, ...], beside: bool = False, around: float = 0.0
 ) -> tuple[Figure, list[Axes]]:
     """A figure of several panels: side by side, as high as the highest, or under each other. `around`: so
     much of each height goes to titles and labels."""
@@ -131,7 +125,6 @@ def margin_band(axes: Axes, margin: float) -> None:
 
 
 def say_beside(axes: Axes, place: float, said: str, weight: str = "normal") -> None:
-    """A text at the right of a row."""
     where = axes.get_yaxis_transform()
     axes.text(1.02, place, said, transform=where, va="center", weight=weight, size=8)
 

@@ -96,7 +96,7 @@ def itl_over_time(run: Run, width: float = style.WIDTH) -> Figure:
     check(run, Run)
     rounds = _levels(run)
     with style.drawing():
-        made, axes = style.panels(width, (1.9, 1.7), beside=False)
+        made, axes = style.panels(width, (1.9, 1.7))
         for panel, name in zip(axes, STATISTICS, strict=True):
             _blocks(panel, rounds)
             for arm, look in style.looks(run.arms).items():
@@ -157,7 +157,7 @@ def phases(run: Run, width: float = style.WIDTH) -> Figure:
     sides = ("before",) if comparison.after is None else ("before", "after")
     with style.drawing():
         heights = tuple(HEAD + ROW * len(names) for names in groups.values())
-        made, axes = style.panels(width, heights, beside=False, around=HEAD)
+        made, axes = style.panels(width, heights, around=HEAD)
         for panel, (wait, names) in zip(axes, groups.items(), strict=True):
             _bars(panel, {name: seen[name] for name in names}, sides, full=width >= style.WIDE)
             panel.set_title(PHASES[wait] if width >= style.WIDE else PHASES[wait].partition(" (")[0])

@@ -11,7 +11,6 @@ from overlap_bench.harness.analysis.warnings import Severity, Told
 from overlap_bench.harness.report import sections, tables
 from overlap_bench.harness.report.page import Page
 from tests.support import made_blocks
-from tests.support.made_runs import factorial_found
 from tests.support.places import REFERENCE, ROOT
 
 LINES, COLUMNS = 40, 100
@@ -126,8 +125,3 @@ def test_an_arm_against_itself_says_what_it_could_detect_and_a_run_that_ended_ea
     assert tables.detectable(of_nodes) != tables.detectable(own)
     early = replace(found, stopped_because="decided at 6 of at most 20 trials")
     assert "Stopped: decided at 6" in "\n".join(screen(early))
-
-
-def test_what_has_no_before_and_after_is_shown_whole() -> None:
-    found = factorial_found()
-    assert screen(found) == screen(found, whole=True)

@@ -16,7 +16,7 @@ import overlap_bench
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison
 from overlap_bench.harness.analysis.frames import Run
-from overlap_bench.harness.analysis.result import Comparison, Result
+from overlap_bench.harness.analysis.result import Result
 from overlap_bench.harness.metrics import requests
 from overlap_bench.harness.report import figures
 from overlap_bench.harness.report.figures import style
@@ -46,10 +46,6 @@ def found_by(result: Result) -> Run:
     run = Run(Path(result.run), manifest(1), (), pd.DataFrame(), ())
     run.__dict__["result"] = result
     return run
-
-
-def of_comparison(found: Comparison) -> Run:
-    return found_by(replace(FOUND, comparisons=[found]))
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -140,13 +136,21 @@ def test_what_a_run_has_not_got_is_one_line(real: Run, tmp_path: Path) -> None:
     assert len(figures.phases(alone).axes[0].patches) > 0
 
 
+def without_stamps(folder: Path, arms: set[str]) -> Run:
+    """A stored run of two trials, once the tokens of these arms have none."""
+    for number in range(2):
+        path = tables.table_path(folder, number, "requests")
+        frame = pd.read_parquet(path)
+        none = np.empty(0, dtype=np.int64)
+        frame["token_ns"] = [
+            none if arm in arms else own for arm, own in zip(frame["arm"], frame["token_ns"], strict=True)
+        ]
+        frame.to_parquet(path)
+    return overlap_bench.load(folder)
+
+
 def test_an_engine_that_does_not_stamp_tokens_has_itl_by_chunk(tmp_path: Path) -> None:
-    folder = Path(stored(tmp_path, "a", plan=manifest(1)))
-    path = tables.table_path(folder, 0, "requests")
-    frame = pd.read_parquet(path)
-    frame["token_ns"] = [np.empty(0, dtype=np.int64) for _ in range(len(frame))]
-    frame.to_parquet(path)
-    run = overlap_bench.load(folder)
+    run = without_stamps(Path(stored(tmp_path, "a", plan=manifest(2))), {"before", "after"})
     assert "ITL by chunk" in figures.latency_cdfs(run).axes[2].get_xlabel()
     with pytest.raises(api.BadSetting, match="has no ITL by token"):
         figures.itl_over_time(run)
@@ -154,17 +158,8 @@ def test_an_engine_that_does_not_stamp_tokens_has_itl_by_chunk(tmp_path: Path) -
 
 def test_no_point_over_time_is_outside_of_the_picture(tmp_path: Path) -> None:
     """Where one arm's tokens have no stamps, the places of its rounds stay empty."""
-    folder = Path(stored(tmp_path, "a", plan=manifest(2)))
-    for number in range(2):
-        path = tables.table_path(folder, number, "requests")
-        frame = pd.read_parquet(path)
-        of_arm = frame["arm"] == "before"
-        none = np.empty(0, dtype=np.int64)
-        frame["token_ns"] = [
-            none if skip else own for skip, own in zip(of_arm, frame["token_ns"], strict=True)
-        ]
-        frame.to_parquet(path)
-    axes = figures.itl_over_time(overlap_bench.load(folder)).axes[0]
+    run = without_stamps(Path(stored(tmp_path, "a", plan=manifest(2))), {"before"})
+    axes = figures.itl_over_time(run).axes[0]
     drawn = [x for line in axes.get_lines() for x in line.get_xdata()]
     assert max(drawn) < axes.get_xlim()[1]
 
@@ -173,7 +168,7 @@ def test_names_from_a_run_are_not_taken_for_mathematics(tmp_path: Path) -> None:
     run = overlap_bench.load(stored(tmp_path, "a", 0.9, plan=manifest(2)))
     (found,) = run.result.comparisons
     found = replace(found, metrics={"$x$_ms": found.metrics["tpot_ms_p50"]}, primary="$x$_ms")
-    label = figures.changes(of_comparison(found)).axes[0].get_yticklabels()[0]
+    label = figures.changes(found_by(replace(FOUND, comparisons=[found]))).axes[0].get_yticklabels()[0]
     assert label.get_text() == "$x$_ms"
     assert not label.get_parse_math()
 

@@ -133,33 +133,21 @@ def test_the_command_writes_a_page_and_markdown(tmp_path: Path) -> None:
     assert markdown.rstrip().endswith("</details>")
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """One arm, whose engine records no steps."""
-    folder = Path(stored(tmp_path_factory.mktemp("runs"), "a", plan=manifest(2, arms=1)))
+def test_one_arm_has_no_changes_and_a_figure_that_can_not_be_drawn_says_why(tmp_path: Path) -> None:
+    """Its engine records no steps."""
+    folder = Path(stored(tmp_path, "a", plan=manifest(2, arms=1)))
     for number in range(2):
         for table in ("steps", "work"):
             table_path(folder, number, table).unlink()
-    return overlap_bench.load(folder)
-
-
-@pytest.fixture(scope="module")
-def page_of_one(alone: Run) -> Page:
-    return Page(html.to_html(alone))
-
-
-def test_one_arm_has_no_changes(alone: Run, page_of_one: Page) -> None:
-    assert "TPOT p50 is 4.001 ms (2 trials, " in page_of_one.first_in_body()
-    headings = set(texts(page_of_one, "h2"))
+    alone = overlap_bench.load(folder)
+    page = Page(html.to_html(alone))
+    assert "TPOT p50 is 4.001 ms (2 trials, " in page.first_in_body()
+    headings = set(texts(page, "h2"))
     assert not {"Changes", "Trial by trial"} & headings
     assert {"One arm", "Latencies"} <= headings
-    assert "after" not in texts(page_of_one, "th")
+    assert "after" not in texts(page, "th")
     assert "One arm" in html.to_markdown(alone)
-
-
-def test_a_figure_that_can_not_be_drawn_says_why(page_of_one: Page) -> None:
-    captions = texts(page_of_one, "figcaption")
-    assert any("has no step records, so no phases" in text for text in captions)
+    assert any("has no step records, so no phases" in text for text in texts(page, "figcaption"))
 
 
 def test_what_a_run_says_is_text(tmp_path: Path) -> None:

@@ -125,21 +125,22 @@ def test_what_was_not_seen_at_the_step_is_said_to_be_so() -> None:
     assert not of_others(found[:1])
 
 
-def test_a_sensitivity_of_other_settings_foretells_nothing() -> None:
-    other = sensitivity(METADATA, engine="overlap", toggles={"h2d": "pinned"})
-    with pytest.raises(api.BadSetting, match="is not of the run's before arm: h2d differ"):
-        foretold(other, -100)
-    for change, said in (
-        ({"device": "emulated, paced: 10ms"}, "device"),
-        ({"model": "m2"}, "model m2, not m"),
-    ):
-        with pytest.raises(api.BadSetting, match=f"it is of {said}"):
-            foretold(sensitivity(METADATA, engine="overlap", **change), -100)
-    with pytest.raises(api.BadSetting, match="no decode step of the sensitivity's batch, 5"):
-        foretold(sensitivity(METADATA, H2D, engine="overlap", batch=5), -100)
-    other = sensitivity(METADATA, H2D, engine="overlap", options={"stream_interval": "1"})
-    with pytest.raises(api.BadSetting, match="it is of stream_interval 1, not 8"):
-        foretold(other, -100)
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"toggles": {"h2d": "pinned"}}, "is not of the run's before arm: h2d differ"),
+        ({"device": "emulated, paced: 10ms"}, "it is of device"),
+        ({"model": "m2"}, "it is of model m2, not m"),
+        ({"options": {"stream_interval": "1"}}, "it is of stream_interval 1, not 8"),
+        ({"batch": 5}, "no decode step of the sensitivity's batch, 5"),
+    ],
+)
+def test_a_sensitivity_of_other_settings_foretells_nothing(change: dict[str, object], said: str) -> None:
+    with pytest.raises(api.BadSetting, match=said):
+        foretold(sensitivity(METADATA, H2D, engine="overlap", **change), -100)
+
+
+def test_a_phase_of_which_nothing_is_said_foretells_nothing_unless_no_step_has_it() -> None:
     told = foretold(sensitivity(OUTPUT, H2D, engine="overlap"), -100)  # by --phase, without metadata
     assert "does not say what metadata costs" in told.why_not
     absent = sensitivity(METADATA, engine="overlap", left_out={"h2d": ABSENT})

@@ -86,15 +86,15 @@ def of_variant(name: str) -> Comparison:
     return msgspec.structs.replace(only, before=before, after=after)
 
 
-def test_one_trial_has_no_interval_that_could_include_zero() -> None:
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [((None, None), "one trial has no interval"), ((-0.1, 0.1), "every interval includes zero")],
+)
+def test_why_a_claim_is_not_confirmed_is_said(ends: tuple[float | None, ...], why: str) -> None:
     only = of_variant("pinned-h2d")
-    row = only.metrics["tpot_ms_p50"]
-    alone = {"tpot_ms_p50": msgspec.structs.replace(row, ci_low=None, ci_high=None)}
-    said = sections.claimed(msgspec.structs.replace(only, metrics=alone))
-    assert (said or "").endswith("not confirmed, as one trial has no interval.")
-    wide = {"tpot_ms_p50": msgspec.structs.replace(row, ci_low=-0.1, ci_high=0.1)}
-    said = sections.claimed(msgspec.structs.replace(only, metrics=wide))
-    assert (said or "").endswith("not confirmed, as every interval includes zero.")
+    row = msgspec.structs.replace(only.metrics["tpot_ms_p50"], ci_low=ends[0], ci_high=ends[1])
+    said = sections.claimed(msgspec.structs.replace(only, metrics={"tpot_ms_p50": row}))
+    assert said.endswith(f"not confirmed, as {why}.")
 
 
 def test_no_source_speaks_of_another_change() -> None:
@@ -196,6 +196,7 @@ def test_csv_has_every_metric_unrounded() -> None:
     rows = list(csv.DictReader(io.StringIO(tables.to_csv(found))))
     of_metrics = found.comparisons[0].metrics
     assert {row["metric"] for row in rows} == set(of_metrics)
+    assert {row["confidence"] for row in rows} == {str(found.comparisons[0].confidence)}
     tpot = next(row for row in rows if row["metric"] == "tpot_ms_p50")
     assert float(tpot["change"]) == of_metrics["tpot_ms_p50"].change
     assert tpot["floor"] == ""
@@ -216,9 +217,3 @@ def test_a_line_that_goes_to_a_file_stays_one(
 def test_a_cell_of_several_lines_stays_in_its_row_of_markdown() -> None:
     table = page.Table("t", ("a", "b"), (("x\ny|z", "2"),), "")
     assert "| x y\\|z | 2 |" in page.markdown_table(table)
-
-
-def test_every_line_of_csv_has_the_level_of_its_interval() -> None:
-    found = result(0.9)
-    lines = list(csv.DictReader(io.StringIO(tables.to_csv(found))))
-    assert {line["confidence"] for line in lines} == {str(found.comparisons[0].confidence)}
