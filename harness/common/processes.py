@@ -35,9 +35,8 @@ PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 ROUNDS = 10  # of ending orphans: more than a tree of processes has levels
 GRACE_S = 5.0  # for a process that was asked to stop, before it is killed
 PREFIX = "bench-"
-LOCK, UNNAMED = "lock", "lock.new"
+LOCK = "lock"
 OURS = "a folder of bench's, to be removed once nobody holds this lock\n"  # else it is somebody's own
-BEING_MADE_S = 60  # a lock without its name that is older was left by a kill
 SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # a job that is cancelled, a terminal that is closed
 
@@ -70,7 +69,7 @@ class Child:
 
     def obituary(self) -> str:
         """How it ended, for a message: which process, and by which signal or status as far as is known."""
-        code = self.popen.returncode if self.popen is not None else _zombie_code(self.pid)
+        code = self.code if self.popen is not None else _zombie_code(self.pid)
         who = f"the {self.role} (pid {self.pid})"
         if code is None:
             return f"{who} died"
@@ -236,7 +235,7 @@ def room(where: str | None = None) -> Iterator[Path]:
     remove_abandoned(Path(where))
     made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
     try:
-        unnamed = made / UNNAMED
+        unnamed = made / "lock.new"
         with unnamed.open("w") as lock:  # no child inherits it: a device that outlives its run holds no lock
             lock.write(OURS)
             lock.flush()
@@ -256,11 +255,9 @@ def for_sockets() -> AbstractContextManager[Path]:
 
 def remove_abandoned(where: Path) -> None:
     """Every room of this user in `where` that nobody holds."""
-    for lock in (each for name in (LOCK, UNNAMED) for each in where.glob(f"{PREFIX}*/{name}")):
+    for lock in where.glob(f"{PREFIX}*/{LOCK}"):
         try:
             if lock.stat().st_uid != os.getuid() or not lock.is_file():
-                continue
-            if lock.name != LOCK and time.time() - lock.stat().st_mtime < BEING_MADE_S:
                 continue
             with lock.open(errors="replace") as held:
                 if held.read(len(OURS)) != OURS:

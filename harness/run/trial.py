@@ -484,4 +484,6 @@ def _gpu(booted: Booted, stack: ExitStack) -> records.Gpu | None:
     if booted.description.device["kind"] != "cuda":
         return None
     gpu = records.open_gpu({**os.environ, **booted.arm.env})
-    return gpu and stack.enter_context(gpu)
+    if gpu is not None:
+        stack.callback(gpu.close)
+    return gpu

@@ -75,14 +75,14 @@ def test_that_every_arm_serves_is_told_once_and_only_of_boots_that_do_not_count(
     display(BlockBegun(-1, left=6))
     for arm, tpot_ms in (("before", None), ("before", 3.4), ("after", 3.3), ("after", 3.2)):
         display(RoundBegun(-1, arm, -1))
-        display(Progress(round_id=0, finished=3, total=32, tpot_ms=tpot_ms))
+        display(Progress(finished=3, total=32, tpot_ms=tpot_ms))
     assert said == ["a first look, at boots that do not count: TPOT p50 before 3.40 ms, after 3.30 ms"]
     other = Display(manifest().design, said.append)
     other(BlockBegun(-1, left=6))
     other(BlockDone(-1, 9.0))
     for arm in ("before", "after"):
         other(RoundBegun(0, arm, 0))
-        other(Progress(round_id=0, finished=3, total=32, tpot_ms=3.0))
+        other(Progress(finished=3, total=32, tpot_ms=3.0))
     assert len(said) == 1
 
 
@@ -103,14 +103,14 @@ def test_requests_are_counted_in_rounds_and_not_in_turns() -> None:
     display = Display(replace(manifest().design, segments=8), drawn.append, redraw=drawn.append)
     display(BlockBegun(0, left=6))
     display(RoundBegun(0, "after", 0))
-    display(Progress(round_id=0, finished=3, total=32, tpot_ms=None))
+    display(Progress(finished=3, total=32, tpot_ms=None))
     assert drawn[-1].endswith("3 of 32 requests")
     display(SegmentBegun(0, 1))
-    display(Progress(round_id=0, finished=0, total=32, tpot_ms=None))
+    display(Progress(finished=0, total=32, tpot_ms=None))
     assert drawn[-1].startswith("trial 1 of 6: interleaved round 2 of ")
     assert "requests" not in drawn[-1]
     display(RoundBegun(1, "before", 0))
-    display(Progress(round_id=0, finished=1, total=32, tpot_ms=None))
+    display(Progress(finished=1, total=32, tpot_ms=None))
     assert drawn[-1].endswith("1 of 32 requests")
 
 
