@@ -70,7 +70,6 @@ def as_before(text: str) -> str:
 
 
 def sentence_of_today(text: str) -> str:
-    """A sentence of an older result, in today's words."""
     for old, new in WORDS:
         text = old.sub(new, text)
     return of_today(text)

@@ -83,7 +83,6 @@ class Child:
         return lines[-1].strip() if lines else ""
 
     def output(self) -> str:
-        """All it printed."""
         return self.log.read_text("utf-8", "replace") if self.log is not None and self.log.exists() else ""
 
 
@@ -175,7 +174,6 @@ def adopting_orphans() -> Iterator[None]:
 
 
 def below() -> frozenset[int]:
-    """The processes that this one started, and theirs."""
     return frozenset(with_below([os.getpid()])) - {os.getpid()}
 
 

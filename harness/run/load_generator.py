@@ -57,8 +57,6 @@ class LoadError(Exception):
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and everything that came back for it."""
-
     request: int
     scheduled_ns: int
     sent_ns: int
@@ -106,7 +104,6 @@ class Round:
         return self.exchanges[-1].sent_ns + self.order.interval_ns
 
     def sent(self, scheduled_ns: int, sent_ns: int, submitted_ns: int) -> None:
-        """The next request of the plan went out."""
         request = self.order.plan[len(self.exchanges)].id
         exchange = Exchange(request, scheduled_ns, sent_ns, submitted_ns)
         if not self.in_flight:
@@ -167,7 +164,6 @@ class Round:
 
 
 def done(round_: Round) -> messages.RoundDone:
-    """A finished round as it is handed to the runner."""
     exchanges = round_.exchanges
     return messages.RoundDone(
         started_ns=round_.started_ns,
@@ -218,7 +214,6 @@ def broken(exchange: Exchange) -> str:
 
 
 def _row(exchange: Exchange) -> tuple[int, ...]:
-    """One row of REQUEST_COLUMNS."""
     finish = exchange.finish or api.Finish(exchange.request, "", -1, -1, -1, -1, -1)
     return (
         exchange.request,
@@ -278,7 +273,6 @@ class LoadGenerator:
         self.replies.send(self._encode(message))
 
     def serve(self) -> None:
-        """Carry out round after round, until killed."""
         while True:
             self.say(done(self.run(self._decode_command(self.inbox.recv()))))
 
@@ -386,7 +380,6 @@ class LoadGeneratorInRanges(LoadGenerator):
 
 
 def submission(planned: Planned) -> api.Submit:
-    """What the host is sent for a planned request."""
     return api.Submit(
         api.Request(
             planned.id,

@@ -107,6 +107,5 @@ def _link(root: Path, copy: Path, name: str, changed: Set[str]) -> None:
 
 
 def _compiled_of(folder: str, name: str, changed: Set[str]) -> bool:
-    """Whether a file is the bytecode of one that changes."""
     above, _, last = folder.rpartition("/")
     return last == CACHE and f"{above}/{name.partition('.')[0]}.py" in changed

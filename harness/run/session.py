@@ -110,7 +110,6 @@ class Session(Link):
 
     @property
     def pids(self) -> dict[str, int]:
-        """The run's processes that are no engine's."""
         load = {} if self._generator is None else {"load_generator": self._generator.pid}
         return {"harness": os.getpid(), **load}
 

@@ -460,7 +460,6 @@ def needs_batch(design: Design) -> bool:
 
 
 def warmup(workload: Workload) -> Workload:
-    """The same workload with fewer requests."""
     return msgspec.structs.replace(workload, num_requests=max(1, workload.num_requests // WARMUP_SHARE))
 
 

@@ -153,7 +153,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def resumed_by(self) -> str:
-        """The command that goes on with it by --resume."""
         return "bench run" if self.design.factorial is None else "bench factorial"
 
     @property
@@ -183,7 +182,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write or replace manifest.json, whole or not at all."""
     write_json(folder / "manifest.json", manifest)
 
 
@@ -369,7 +367,6 @@ def discard_if_empty(folder: Path) -> bool:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder, whatever it holds."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -51,13 +51,11 @@ def runs_in(folder: Path) -> Iterator[tuple[Path, Manifest]]:
 
 
 def run_of(point: Point, runs: Sequence[tuple[Path, Manifest]]) -> tuple[Path, Manifest] | None:
-    """The run of a point, whether it is finished or not."""
     designs = ((each, each[1].design) for each in runs)
     return next((each for each, found in designs if found == as_sized(point.design, found)), None)
 
 
 def is_done(run: Path) -> bool:
-    """Whether a run has come to its end."""
     return (run / "summary.json").exists()
 
 
@@ -71,7 +69,6 @@ def check_resume(stored: Sweep, now: Sweep) -> None:
 
 
 def described_here(axes: tuple[Axis, ...], points: tuple[Point, ...], name: str, now: datetime) -> Sweep:
-    """The record of a sweep that starts here and now."""
     from overlap_bench.harness.common import machine
 
     return Sweep(

@@ -202,7 +202,6 @@ def _are_texts(column: pd.Series) -> bool:
 
 
 def table_path(folder: Path, block: int, table: str) -> Path:
-    """The file of a block's table."""
     return _block_folder(folder, block) / f"{table}.parquet"
 
 

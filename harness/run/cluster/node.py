@@ -89,7 +89,6 @@ def without_node(said: str) -> str:
 
 
 def values_of(manifest: Manifest, block: Block) -> Values:
-    """What the metrics of a run are in a block of it."""
     design = manifest.design
     return of_block(block.of, [arm.name for arm in design.arms], design.goodput)
 
