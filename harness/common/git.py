@@ -58,11 +58,9 @@ def run(
         )
     except subprocess.TimeoutExpired:
         raise api.BadSetting(f"git {arguments[0]} took more than {patience_s:g} s in {where}") from None
-    except FileNotFoundError as error:
-        if error.filename == "git":
-            raise api.BadSetting("refs and patches need git, and none is on the PATH: install it") from None
-        raise api.BadSetting(f"can't run git in {where}: {error.strerror}") from error
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.filename == "git":
+            raise api.BadSetting("refs and patches need git, and none is on the PATH: install it") from None
         raise api.BadSetting(f"can't run git in {where}: {error.strerror}") from error
     # Names of refs and files are bytes, a carriage return in them included.
     return subprocess.CompletedProcess(

@@ -84,13 +84,12 @@ class Round:
         self.free_since = deque(
             [started_ns] * (order.concurrency or 0)
         )  # closed loop: when each free place became free
-        self.finished = 0
         self.heard_ns = started_ns  # silence counts from here: last message, or a send with none in flight
         self._tpots: list[float] = []  # ms, sorted
 
     @property
     def over(self) -> bool:
-        return self.finished == len(self.order.plan)
+        return len(self.exchanges) == len(self.order.plan) and not self.in_flight
 
     def due_ns(self) -> int | None:
         """When the next request is due; None: not before an event, or never again."""
@@ -145,7 +144,7 @@ class Round:
 
     def progress(self) -> messages.Progress:
         return messages.Progress(
-            finished=self.finished,
+            finished=len(self.exchanges) - len(self.in_flight),
             total=len(self.order.plan),
             tpot_ms=self._tpots[len(self._tpots) // 2] if self._tpots else None,
         )
@@ -153,7 +152,6 @@ class Round:
     def _end(self, exchange: Exchange, stamp_ns: int) -> None:
         del self.in_flight[exchange.request]
         exchange.finished_ns = stamp_ns
-        self.finished += 1
         if self.order.concurrency is not None:
             self.free_since.append(stamp_ns)
 

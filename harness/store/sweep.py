@@ -62,9 +62,7 @@ def is_done(run: Path) -> bool:
 def check_resume(stored: Sweep, now: Sweep) -> None:
     """Raises StoreError, naming the difference, unless `now` is the same commit, points and machine."""
     for what in ("code", "points", "machine", "versions"):
-        old, new = (msgspec.to_builtins(getattr(each, what)) for each in (stored, now))
-        found = names.difference(old, new, what)
-        if found:
+        if found := names.difference(getattr(stored, what), getattr(now, what), what):
             raise StoreError(f"can't resume {stored.sweep}: {found}; start a fresh sweep")
 
 

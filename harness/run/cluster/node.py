@@ -97,7 +97,7 @@ def check(manifest: Manifest, code: machine.Code, versions: dict[str, str]) -> N
     """Raises BadSetting unless this node, which has that code and those versions, would measure the same as
     the machine that the run was asked for on."""
     for what, wanted, here in (("code", manifest.code, code), ("versions", manifest.versions, versions)):
-        if other := difference(msgspec.to_builtins(wanted), msgspec.to_builtins(here)):
+        if other := difference(wanted, here):
             raise api.BadSetting(f"other {what} than where the run was asked for: {other}; install the same")
     check_same_data(manifest)
     for arm in manifest.design.arms:

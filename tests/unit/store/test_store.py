@@ -48,10 +48,10 @@ from overlap_bench.harness.store.tables import (
     read_values,
     table_path,
     write_block,
-    write_values,
 )
 from overlap_bench.harness.workload import prompts
 from overlap_bench.harness.workload.workload import Workload
+from tests.support.keep import write_values
 from tests.support.made_blocks import described
 from tests.support.refusals import refusal
 
