@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -298,32 +298,23 @@ class Interrupted(Exception):
 def interruptible() -> Iterator[None]:
     """A Ctrl-C inside is raised as Interrupted, and so is each of `ENDING`, unless it is ignored, as SIGHUP
     is under `nohup`."""
-    taken = [each for each in ENDING if _in_main_thread() and signal.getsignal(each) == signal.SIG_DFL]
-    for each in taken:
-        signal.signal(each, _end)
+    taken = [each for each in ENDING if signal.getsignal(each) == signal.SIG_DFL]
     try:
-        yield
+        with _handled(taken, _end):
+            yield
     except KeyboardInterrupt as error:
         raise _interrupted(error) from error
     except OSError as error:  # a closed terminal takes no last line
         if isinstance(error.__context__, Ended):
             raise _interrupted(error.__context__) from error
         raise
-    finally:
-        for each in taken:
-            signal.signal(each, signal.SIG_DFL)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Inside, a Ctrl-C and each of `ENDING` are ignored, so that no clean-up stops half way."""
-    every = (signal.SIGINT, *ENDING) if _in_main_thread() else ()
-    previous = {each: signal.signal(each, signal.SIG_IGN) for each in every}
-    try:
+    with _handled((signal.SIGINT, *ENDING), signal.SIG_IGN):
         yield
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
 
 
 @contextmanager
@@ -332,20 +323,27 @@ def postponed() -> Iterator[None]:
     process that runs and that nobody knows of yet; a signal that is blocked, or ignored, would be so in the
     process too."""
     came: list[int] = []
+    taken = [each for each in (signal.SIGINT, *ENDING) if signal.getsignal(each) != signal.SIG_IGN]
+    try:
+        with _handled(taken, lambda number, frame: came.append(number)):
+            yield
+    finally:
+        if came:
+            signal.raise_signal(signal.Signals(came[0]))
 
-    def remember(number: int, frame: FrameType | None) -> None:
-        came.append(number)
 
-    every = (signal.SIGINT, *ENDING) if _in_main_thread() else ()
-    taken = [each for each in every if signal.getsignal(each) != signal.SIG_IGN]
-    previous = {each: signal.signal(each, remember) for each in taken}
+@contextmanager
+def _handled(
+    which: Iterable[signal.Signals], by: Callable[[int, FrameType | None], object] | signal.Handlers
+) -> Iterator[None]:
+    """Inside, these signals are handled so; only in the main thread may a handler be set."""
+    main = threading.current_thread() is threading.main_thread()
+    previous = {each: signal.signal(each, by) for each in which if main}
     try:
         yield
     finally:
         for each, handler in previous.items():
             signal.signal(each, handler)
-        if came:
-            signal.raise_signal(signal.Signals(came[0]))
 
 
 def notes(error: BaseException) -> list[str]:
@@ -361,8 +359,3 @@ def _interrupted(error: KeyboardInterrupt) -> Interrupted:
 
 def _end(number: int, frame: FrameType | None) -> None:
     raise Ended(signal.Signals(number))
-
-
-def _in_main_thread() -> bool:
-    """Only there may a handler be set."""
-    return threading.current_thread() is threading.main_thread()

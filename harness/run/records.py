@@ -266,7 +266,8 @@ def frequency_mhz() -> float | None:
 
 
 class Gpu:
-    """The card an engine runs on, through NVML: CUDA's device 0 under this environment."""
+    """The card an engine runs on, through NVML: CUDA's device 0 under this environment. Raises what it likes
+    where NVML can't be had, or does not know the card, as in some sandboxes."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         import pynvml
@@ -305,12 +306,6 @@ class Gpu:
         if running & own:
             values["gpu_other_processes"] = float(len(running - own))
         return values
-
-
-def open_gpu(environment: Mapping[str, str]) -> Gpu | None:
-    """None where NVML can't be had, or does not know the card, as in some sandboxes. A run measures without
-    it, and a caution says what is missing (analysis/warnings.py)."""
-    return known(Gpu, None, environment)
 
 
 def visible_gpu(environment: Mapping[str, str]) -> int | str:

@@ -90,12 +90,6 @@ def _linked(two: Path, where: Path) -> Path:
     return where / "linked"
 
 
-def _beside_one_that_is_away(two: Path, where: Path) -> Path:
-    git(two, "worktree", "add", "--quiet", "--detach", str(where / "linked"), "head")
-    (where / "linked").rename(where / "unmounted")
-    return two
-
-
 def _with_alternates(two: Path, where: Path) -> Path:
     git(where, "clone", "--quiet", "--shared", str(two), "first")
     git(where / "first", "branch", "base", "origin/base")
@@ -159,7 +153,7 @@ def _submodule(two: Path, where: Path) -> Path:
 
 
 KINDS = (
-    _plain, _bare, _linked, _beside_one_that_is_away, _with_alternates, _with_an_odd_name, _separate,
+    _plain, _bare, _linked, _with_alternates, _with_an_odd_name, _separate,
     _sparse, _with_a_sparse_index, _split, _sha256, _shallow, _submodule,
 )  # fmt: skip
 

@@ -87,7 +87,7 @@ def test_a_card_whose_name_is_no_text_is_a_card(
 def test_a_driver_may_fail_as_it_likes(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(pynvml, "nvmlInit", failing(error))
     assert machine.gpu_names() == []
-    assert records.open_gpu({}) is None
+    assert of_engines.known(records.Gpu, None, {}) is None
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
     monkeypatch.setattr(pynvml, "nvmlShutdown", failing(error))

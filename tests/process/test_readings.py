@@ -96,7 +96,8 @@ def test_nvml_that_does_not_know_the_card_is_shut_down_again(monkeypatch: pytest
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", fail)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: shut_down.append(True))
-    assert records.open_gpu({}) is None
+    with pytest.raises(pynvml.NVMLError):
+        records.Gpu({})
     assert shut_down == [True]
 
 
