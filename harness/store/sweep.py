@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from overlap_bench.harness.common import names
+from overlap_bench.harness.common import machine, names
 from overlap_bench.harness.common.machine import Code, Machine
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.grid import Axis, Point
@@ -67,8 +67,6 @@ def check_resume(stored: Sweep, now: Sweep) -> None:
 
 
 def described_here(axes: tuple[Axis, ...], points: tuple[Point, ...], name: str, now: datetime) -> Sweep:
-    from overlap_bench.harness.common import machine
-
     return Sweep(
         schema_version=SCHEMA_VERSION,
         sweep=name,
