@@ -7,8 +7,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
@@ -16,7 +14,8 @@ from pathlib import Path, PurePath
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.run import worktrees
-from overlap_bench.harness.run.hosts import Trees, driven, environment, spec_of
+from overlap_bench.harness.run.hosts import Trees, driven, spec_of
+from overlap_bench.harness.run.watch import located
 from overlap_bench.harness.store.manifest import Overlaid
 
 NOT_THE_PROJECTS = {"site-packages", ".git"}  # folders
@@ -71,7 +70,7 @@ def lay_installed(arm: Arm, tree: Path) -> None:
     ignores, as it should what a build made. Links, where they can be: vLLM's are gigabytes."""
     assert arm.ref is not None
     for package in driven(spec_of(arm), tree):
-        installed = _installed(arm, package.name)
+        installed = located(arm, [package.name]).get(package.name)
         if installed is None:
             continue
         lacking = [
@@ -90,19 +89,6 @@ def lay_installed(arm: Arm, tree: Path) -> None:
                     os.link(installed / each, package / each)
                 except OSError:  # another file system, or one without links
                     shutil.copy2(installed / each, package / each)
-
-
-def _installed(arm: Arm, package: str) -> Path | None:
-    """The folder of a package in the arm's interpreter, which is not imported; None where it has none."""
-    code = f"from importlib.util import find_spec as f; print(f({package!r}).submodule_search_locations[0])"
-    done = subprocess.run(
-        [arm.python or sys.executable, "-P", "-c", code],
-        env=environment(arm.env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    return Path(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
 
 
 def digest(file: Path) -> str:
