@@ -43,8 +43,8 @@ def check(design: Design, trees: Trees, seen: Mapping[str, Seen]) -> None:
         if source:
             raise api.BadSetting(
                 f"{arm.name} was to run the code of {arm.ref.name}, and ran files of the project from "
-                f"elsewhere: {listed([*map(str, source)], SHOWN)}. Both arms would run these. The cause can be "
-                "an editable install, PYTHONPATH, or a file or submodule that the tree of the ref lacks: "
+                f"elsewhere: {listed([*map(str, source)], SHOWN)}. Both arms would run these. The cause can "
+                "be an editable install, PYTHONPATH, or a file or submodule that the tree of the ref lacks: "
                 f"commit it, or {APART}"
             )
         if found:
