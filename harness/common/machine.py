@@ -67,11 +67,9 @@ def _cards() -> list[str]:
     pynvml.nvmlInit()
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        names = [known(pynvml.nvmlDeviceGetName, UNNAMED, handle) for handle in handles]
+        return [known(pynvml.nvmlDeviceGetName, UNNAMED, handle) for handle in handles]
     finally:
         known(pynvml.nvmlShutdown, None)
-    # An older binding gives bytes.
-    return [each.decode(errors="replace") if isinstance(each, bytes) else str(each) for each in names]
 
 
 def guess_device() -> str:

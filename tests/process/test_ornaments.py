@@ -64,7 +64,6 @@ def test_a_processor_has_a_name_whatever_the_kernel_says(
     ("name", "told"),
     [
         (lambda card: "A100", "A100"),
-        (lambda card: b"A\xff00", "A\N{REPLACEMENT CHARACTER}00"),
         (failing(NOT_TEXT), machine.UNNAMED),
         (failing(pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)), machine.UNNAMED),
     ],
