@@ -35,10 +35,7 @@ PATIENCE_S = 300  # of one git command; a checkout of a large repository takes m
 
 def environment() -> dict[str, str]:
     """This process's, without what leads git to another repository or index: a hook gets such variables."""
-    found = {name: value for name, value in os.environ.items() if name not in _leading()}
-    if not found.get(COUNT, "0").isdecimal():
-        del found[COUNT]
-    return found
+    return {name: value for name, value in os.environ.items() if name not in _leading()}
 
 
 def run(
@@ -58,11 +55,9 @@ def run(
         )
     except subprocess.TimeoutExpired:
         raise api.BadSetting(f"git {arguments[0]} took more than {patience_s:g} s in {where}") from None
-    except FileNotFoundError as error:
-        if error.filename == "git":
-            raise api.BadSetting("refs and patches need git, and none is on the PATH: install it") from None
-        raise api.BadSetting(f"can't run git in {where}: {error.strerror}") from error
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.filename == "git":
+            raise api.BadSetting("refs and patches need git, and none is on the PATH: install it") from None
         raise api.BadSetting(f"can't run git in {where}: {error.strerror}") from error
     # Names of refs and files are bytes, a carriage return in them included.
     return subprocess.CompletedProcess(

@@ -47,12 +47,11 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fingerprint() -> Machine:
-    """What this machine is."""
     return Machine(
         cpu=cpu_model(),
         cores=len(os.sched_getaffinity(0)),
         kernel=platform.release(),
-        memory_gib=round(known(_memory_bytes, 0) / 2**30),
+        memory_gib=round(known(lambda: psutil.virtual_memory().total, 0) / 2**30),
         gpus=gpu_names(),
     )
 
@@ -68,15 +67,9 @@ def _cards() -> list[str]:
     pynvml.nvmlInit()
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        names = [known(pynvml.nvmlDeviceGetName, UNNAMED, handle) for handle in handles]
+        return [known(pynvml.nvmlDeviceGetName, UNNAMED, handle) for handle in handles]
     finally:
         known(pynvml.nvmlShutdown, None)
-    # An older binding gives bytes.
-    return [each.decode(errors="replace") if isinstance(each, bytes) else str(each) for each in names]
-
-
-def _memory_bytes() -> int:
-    return int(psutil.virtual_memory().total)
 
 
 def guess_device() -> str:
@@ -100,7 +93,6 @@ def code(besides: Sequence[str] = ()) -> Code:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of every package a number here may depend on."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         if told := known(version, None, package):

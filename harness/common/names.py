@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 FIRST = {  # of the first schema, by which designs are signed
     "step_ms_sliced": "decode_step_ms",
     "step_ms_sliced_same_device": "decode_step_ms_same_device",
@@ -70,16 +72,15 @@ def as_before(text: str) -> str:
 
 
 def sentence_of_today(text: str) -> str:
-    """A sentence of an older result, in today's words."""
     for old, new in WORDS:
         text = old.sub(new, text)
     return of_today(text)
 
 
 def difference(old: Any, new: Any, path: str = "") -> str:
-    """Where two plain values differ: "arms.0.toggles.h2d was 'pinned', is 'packed'; ...", the first ones and
-    how many there are besides; "" where they are equal."""
-    found = list(_differences(old, new, path))
+    """Where two values, plain ones or structs, differ: "arms.0.toggles.h2d was 'pinned', is 'packed'; ...",
+    the first ones and how many there are besides; "" where they are equal."""
+    found = list(_differences(msgspec.to_builtins(old), msgspec.to_builtins(new), path))
     more = [f"and {len(found) - TOLD} more"] if len(found) > TOLD else []
     return "; ".join(found[:TOLD] + more)
 

@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +35,8 @@ PR_SET_CHILD_SUBREAPER = 36  # of linux/prctl.h
 ROUNDS = 10  # of ending orphans: more than a tree of processes has levels
 GRACE_S = 5.0  # for a process that was asked to stop, before it is killed
 PREFIX = "bench-"
-LOCK, UNNAMED = "lock", "lock.new"
+LOCK = "lock"
 OURS = "a folder of bench's, to be removed once nobody holds this lock\n"  # else it is somebody's own
-BEING_MADE_S = 60  # a lock without its name that is older was left by a kill
 SOCKET_PATH = 60  # characters of a folder for sockets: the kernel allows 107 for a whole path
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # a job that is cancelled, a terminal that is closed
 
@@ -70,7 +69,7 @@ class Child:
 
     def obituary(self) -> str:
         """How it ended, for a message: which process, and by which signal or status as far as is known."""
-        code = self.popen.returncode if self.popen is not None else _zombie_code(self.pid)
+        code = self.code if self.popen is not None else _zombie_code(self.pid)
         who = f"the {self.role} (pid {self.pid})"
         if code is None:
             return f"{who} died"
@@ -84,7 +83,6 @@ class Child:
         return lines[-1].strip() if lines else ""
 
     def output(self) -> str:
-        """All it printed."""
         return self.log.read_text("utf-8", "replace") if self.log is not None and self.log.exists() else ""
 
 
@@ -176,7 +174,6 @@ def adopting_orphans() -> Iterator[None]:
 
 
 def below() -> frozenset[int]:
-    """The processes that this one started, and theirs."""
     return frozenset(with_below([os.getpid()])) - {os.getpid()}
 
 
@@ -236,7 +233,7 @@ def room(where: str | None = None) -> Iterator[Path]:
     remove_abandoned(Path(where))
     made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
     try:
-        unnamed = made / UNNAMED
+        unnamed = made / "lock.new"
         with unnamed.open("w") as lock:  # no child inherits it: a device that outlives its run holds no lock
             lock.write(OURS)
             lock.flush()
@@ -256,11 +253,9 @@ def for_sockets() -> AbstractContextManager[Path]:
 
 def remove_abandoned(where: Path) -> None:
     """Every room of this user in `where` that nobody holds."""
-    for lock in (each for name in (LOCK, UNNAMED) for each in where.glob(f"{PREFIX}*/{name}")):
+    for lock in where.glob(f"{PREFIX}*/{LOCK}"):
         try:
             if lock.stat().st_uid != os.getuid() or not lock.is_file():
-                continue
-            if lock.name != LOCK and time.time() - lock.stat().st_mtime < BEING_MADE_S:
                 continue
             with lock.open(errors="replace") as held:
                 if held.read(len(OURS)) != OURS:
@@ -303,32 +298,23 @@ class Interrupted(Exception):
 def interruptible() -> Iterator[None]:
     """A Ctrl-C inside is raised as Interrupted, and so is each of `ENDING`, unless it is ignored, as SIGHUP
     is under `nohup`."""
-    taken = [each for each in ENDING if _in_main_thread() and signal.getsignal(each) == signal.SIG_DFL]
-    for each in taken:
-        signal.signal(each, _end)
+    taken = [each for each in ENDING if signal.getsignal(each) == signal.SIG_DFL]
     try:
-        yield
+        with _handled(taken, _end):
+            yield
     except KeyboardInterrupt as error:
         raise _interrupted(error) from error
     except OSError as error:  # a closed terminal takes no last line
         if isinstance(error.__context__, Ended):
             raise _interrupted(error.__context__) from error
         raise
-    finally:
-        for each in taken:
-            signal.signal(each, signal.SIG_DFL)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Inside, a Ctrl-C and each of `ENDING` are ignored, so that no clean-up stops half way."""
-    every = (signal.SIGINT, *ENDING) if _in_main_thread() else ()
-    previous = {each: signal.signal(each, signal.SIG_IGN) for each in every}
-    try:
+    with _handled((signal.SIGINT, *ENDING), signal.SIG_IGN):
         yield
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
 
 
 @contextmanager
@@ -337,20 +323,27 @@ def postponed() -> Iterator[None]:
     process that runs and that nobody knows of yet; a signal that is blocked, or ignored, would be so in the
     process too."""
     came: list[int] = []
+    taken = [each for each in (signal.SIGINT, *ENDING) if signal.getsignal(each) != signal.SIG_IGN]
+    try:
+        with _handled(taken, lambda number, frame: came.append(number)):
+            yield
+    finally:
+        if came:
+            signal.raise_signal(signal.Signals(came[0]))
 
-    def remember(number: int, frame: FrameType | None) -> None:
-        came.append(number)
 
-    every = (signal.SIGINT, *ENDING) if _in_main_thread() else ()
-    taken = [each for each in every if signal.getsignal(each) != signal.SIG_IGN]
-    previous = {each: signal.signal(each, remember) for each in taken}
+@contextmanager
+def _handled(
+    which: Iterable[signal.Signals], by: Callable[[int, FrameType | None], object] | signal.Handlers
+) -> Iterator[None]:
+    """Inside, these signals are handled so; only in the main thread may a handler be set."""
+    main = threading.current_thread() is threading.main_thread()
+    previous = {each: signal.signal(each, by) for each in which if main}
     try:
         yield
     finally:
         for each, handler in previous.items():
             signal.signal(each, handler)
-        if came:
-            signal.raise_signal(signal.Signals(came[0]))
 
 
 def notes(error: BaseException) -> list[str]:
@@ -366,8 +359,3 @@ def _interrupted(error: KeyboardInterrupt) -> Interrupted:
 
 def _end(number: int, frame: FrameType | None) -> None:
     raise Ended(signal.Signals(number))
-
-
-def _in_main_thread() -> bool:
-    """Only there may a handler be set."""
-    return threading.current_thread() is threading.main_thread()

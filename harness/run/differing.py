@@ -36,12 +36,10 @@ class Unit:
 
     @property
     def code_name(self) -> str:
-        """What its code object is called."""
         return self.name.rpartition(".")[2] or "<module>"
 
     @property
     def told(self) -> str:
-        """As a reader knows it."""
         return {"function": self.name, "class": f"class {self.name}", "module": "module level"}[self.kind]
 
 
@@ -243,7 +241,6 @@ def differing(before: Mapping[str, Path], after: Mapping[str, Path]) -> list[Fil
 
 
 def equal(one: Path, other: Path) -> bool:
-    """Whether both hold the same."""
     try:
         return one.samefile(other) or filecmp.cmp(one, other, shallow=False)
     except OSError:  # a link to nowhere, in both

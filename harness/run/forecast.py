@@ -55,7 +55,6 @@ def costs(
 
 
 def block_seconds(design: Design, each: Costs) -> float:
-    """What a block takes."""
     return each.boots + design.rounds * each.round + design.segments * each.segment
 
 

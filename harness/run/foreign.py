@@ -18,6 +18,7 @@ from overlap_bench.harness.run.hosts import Trees, search_path
 from overlap_bench.harness.run.overlay import digest
 from overlap_bench.harness.run.watch import Seen
 from overlap_bench.harness.run.worktrees import ignored
+from overlap_bench.harness.store.manifest import listed
 
 SHOWN = 5
 PYTHON = (".py", ".pyc")
@@ -42,21 +43,16 @@ def check(design: Design, trees: Trees, seen: Mapping[str, Seen]) -> None:
         if source:
             raise api.BadSetting(
                 f"{arm.name} was to run the code of {arm.ref.name}, and ran files of the project from "
-                f"elsewhere: {_listed(source)}. Both arms would run these. The cause can be an editable "
-                "install, PYTHONPATH, or a file or submodule that the tree of the ref lacks: commit it, "
-                f"or {APART}"
+                f"elsewhere: {listed([*map(str, source)], SHOWN)}. Both arms would run these. The cause can "
+                "be an editable install, PYTHONPATH, or a file or submodule that the tree of the ref lacks: "
+                f"commit it, or {APART}"
             )
         if found:
             raise api.BadSetting(
                 f"{arm.name} ran files of the project that a build made and {arm.ref.name} does not have: "
-                f"{_listed(found)}. If both arms may run the same ones, name them by --overlay, such as "
-                f"--overlay '{found[0].name}'; else {APART}"
+                f"{listed([*map(str, found)], SHOWN)}. If both arms may run the same ones, name them by "
+                f"--overlay, such as --overlay '{found[0].name}'; else {APART}"
             )
-
-
-def _listed(files: Sequence[Path]) -> str:
-    more = f", and {len(files) - SHOWN} more" if len(files) > SHOWN else ""
-    return ", ".join(map(str, files[:SHOWN])) + more
 
 
 def _check_same(arm: Arm, trees: Trees, seen: Seen) -> None:

@@ -62,7 +62,6 @@ class RunFailed(api.EngineError):
 
 
 def host_role(arm: str) -> str:
-    """What an arm's host is called."""
     return f"engine host of {arm}"
 
 
@@ -98,7 +97,6 @@ def spec_of(arm: Arm) -> api.EngineSpec:
 
 
 def side_by_side(cores: int) -> int:
-    """How many engines boot at once."""
     return max(SIDE_BY_SIDE, cores // CORES_PER_BOOT)
 
 

@@ -57,8 +57,6 @@ class LoadError(Exception):
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and everything that came back for it."""
-
     request: int
     scheduled_ns: int
     sent_ns: int
@@ -86,13 +84,12 @@ class Round:
         self.free_since = deque(
             [started_ns] * (order.concurrency or 0)
         )  # closed loop: when each free place became free
-        self.finished = 0
         self.heard_ns = started_ns  # silence counts from here: last message, or a send with none in flight
         self._tpots: list[float] = []  # ms, sorted
 
     @property
     def over(self) -> bool:
-        return self.finished == len(self.order.plan)
+        return len(self.exchanges) == len(self.order.plan) and not self.in_flight
 
     def due_ns(self) -> int | None:
         """When the next request is due; None: not before an event, or never again."""
@@ -106,7 +103,6 @@ class Round:
         return self.exchanges[-1].sent_ns + self.order.interval_ns
 
     def sent(self, scheduled_ns: int, sent_ns: int, submitted_ns: int) -> None:
-        """The next request of the plan went out."""
         request = self.order.plan[len(self.exchanges)].id
         exchange = Exchange(request, scheduled_ns, sent_ns, submitted_ns)
         if not self.in_flight:
@@ -148,8 +144,7 @@ class Round:
 
     def progress(self) -> messages.Progress:
         return messages.Progress(
-            round_id=self.order.round_id,
-            finished=self.finished,
+            finished=len(self.exchanges) - len(self.in_flight),
             total=len(self.order.plan),
             tpot_ms=self._tpots[len(self._tpots) // 2] if self._tpots else None,
         )
@@ -157,7 +152,6 @@ class Round:
     def _end(self, exchange: Exchange, stamp_ns: int) -> None:
         del self.in_flight[exchange.request]
         exchange.finished_ns = stamp_ns
-        self.finished += 1
         if self.order.concurrency is not None:
             self.free_since.append(stamp_ns)
 
@@ -168,10 +162,8 @@ class Round:
 
 
 def done(round_: Round) -> messages.RoundDone:
-    """A finished round as it is handed to the runner."""
     exchanges = round_.exchanges
     return messages.RoundDone(
-        round_id=round_.order.round_id,
         started_ns=round_.started_ns,
         ended_ns=max(exchange.finished_ns for exchange in exchanges),
         data=messages.RequestTable(
@@ -220,7 +212,6 @@ def broken(exchange: Exchange) -> str:
 
 
 def _row(exchange: Exchange) -> tuple[int, ...]:
-    """One row of REQUEST_COLUMNS."""
     finish = exchange.finish or api.Finish(exchange.request, "", -1, -1, -1, -1, -1)
     return (
         exchange.request,
@@ -255,17 +246,6 @@ def text_digest(texts: list[str]) -> str:
 # The process
 
 
-@contextmanager
-def collector_off() -> Iterator[None]:
-    """No garbage collection inside: one of the oldest generation takes milliseconds."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 class LoadGenerator:
     """Joins rounds to sockets and to the clock. One for a whole run."""
 
@@ -291,7 +271,6 @@ class LoadGenerator:
         self.replies.send(self._encode(message))
 
     def serve(self) -> None:
-        """Carry out round after round, until killed."""
         while True:
             self.say(done(self.run(self._decode_command(self.inbox.recv()))))
 
@@ -299,15 +278,16 @@ class LoadGenerator:
         """One round, to its end. LoadError for an engine that is gone or silent."""
         submissions = [self._encode(submission(planned)) for planned in order.plan]
         share = -(-len(order.plan) // len(order.targets))
-        with collector_off(), ExitStack() as stack:
+        gc.collect()  # now: one of the oldest generation takes milliseconds
+        with ExitStack() as stack:
             targets = [stack.enter_context(self._connected(each)) for each in order.targets]
-            while self._received(self.events) is not None:
+            while self._received() is not None:
                 pass  # what a round that was given up left behind
             round_ = Round(order, perf_counter_ns() + LEAD_NS)
             waiting: deque[tuple[int, bytes]] = deque()  # messages that were stamped and not yet looked into
             report_ns = round_.started_ns + PROGRESS_NS
             while not round_.over:
-                while (message := self._received(self.events)) is not None:
+                while (message := self._received()) is not None:
                     waiting.append((perf_counter_ns(), message))
                 due = round_.due_ns()
                 if due is not None and due <= perf_counter_ns():
@@ -341,9 +321,9 @@ class LoadGenerator:
         if until - now >= SPIN_NS:
             select.select([self.events], [], [], (until - now) / 1e9)
 
-    def _received(self, socket: zmq.Socket[bytes]) -> bytes | None:
+    def _received(self) -> bytes | None:
         try:
-            return socket.recv(zmq.NOBLOCK)
+            return self.events.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
 
@@ -397,14 +377,7 @@ class LoadGeneratorInRanges(LoadGenerator):
         self._ranges.pop()
 
 
-def make_generator(config: messages.LoadConfig) -> LoadGenerator:
-    """The load generator that this process needs."""
-    ranges = open_ranges("load generator", ("send", "arrive"))
-    return LoadGenerator(config) if ranges is None else LoadGeneratorInRanges(config, ranges)
-
-
 def submission(planned: Planned) -> api.Submit:
-    """What the host is sent for a planned request."""
     return api.Submit(
         api.Request(
             planned.id,
@@ -428,9 +401,11 @@ def main() -> int:
     # Before the context is made: ZeroMQ's own thread carries every message, and inherits both.
     ask_for_exact_timers()
     ask_for_short_slice()
-    generator = make_generator(config)
+    ranges = open_ranges("load generator", ("send", "arrive"))
+    generator = LoadGenerator(config) if ranges is None else LoadGeneratorInRanges(config, ranges)
+    gc.disable()  # in a round; before each, it collects
     gc.collect()
-    gc.freeze()  # what was imported lives for ever: collections between rounds need not look at it
+    gc.freeze()  # what was imported lives for ever: those collections need not look at it
     try:
         generator.say(messages.LoadReady())
         generator.serve()

@@ -53,7 +53,6 @@ class RunRound(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     else `interval_ns` after the request before it was sent.
     """
 
-    round_id: int
     targets: list[str]
     plan: list[Planned]
     concurrency: int | None
@@ -67,7 +66,6 @@ class LoadReady(msgspec.Struct, frozen=True, tag="ready"):
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     """How far a round is; two a second, which are also a sign of life."""
 
-    round_id: int
     finished: int
     total: int
     tpot_ms: float | None  # median of the requests finished so far
@@ -95,7 +93,6 @@ class RequestTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundDone(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    round_id: int
     started_ns: int  # offset 0 of the plan
     ended_ns: int  # arrival of the last end
     data: RequestTable

@@ -7,8 +7,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
@@ -16,7 +14,8 @@ from pathlib import Path, PurePath
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.design import Arm, Design
 from overlap_bench.harness.run import worktrees
-from overlap_bench.harness.run.hosts import Trees, driven, environment, spec_of
+from overlap_bench.harness.run.hosts import Trees, driven, spec_of
+from overlap_bench.harness.run.watch import located
 from overlap_bench.harness.store.manifest import Overlaid
 
 NOT_THE_PROJECTS = {"site-packages", ".git"}  # folders
@@ -71,7 +70,7 @@ def lay_installed(arm: Arm, tree: Path) -> None:
     ignores, as it should what a build made. Links, where they can be: vLLM's are gigabytes."""
     assert arm.ref is not None
     for package in driven(spec_of(arm), tree):
-        installed = _installed(arm, package.name)
+        installed = located(arm, [package.name]).get(package.name)
         if installed is None:
             continue
         lacking = [
@@ -92,26 +91,6 @@ def lay_installed(arm: Arm, tree: Path) -> None:
                     shutil.copy2(installed / each, package / each)
 
 
-def _installed(arm: Arm, package: str) -> Path | None:
-    """The folder of a package in the arm's interpreter, which is not imported; None where it has none."""
-    code = f"from importlib.util import find_spec as f; print(f({package!r}).submodule_search_locations[0])"
-    done = subprocess.run(
-        [arm.python or sys.executable, "-P", "-c", code],
-        env=environment(arm.env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    return Path(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
-
-
-def check(pattern: str) -> None:
-    """Raises BadSetting for a pattern that leads out of the repository."""
-    path = PurePath(pattern)
-    if not pattern or path.is_absolute() or ".." in path.parts:
-        raise api.BadSetting(f"--overlay {pattern} must lead to files in the repository, as vllm/*.so does")
-
-
 def digest(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
@@ -119,8 +98,10 @@ def digest(file: Path) -> str:
 
 def _matching(repository: Path, pattern: str) -> Iterator[Path]:
     """Files of the checkout, without those of environments in it. A pattern without a slash is looked for in
-    every folder."""
-    check(pattern)
+    every folder. Raises BadSetting for one that leads out of the repository."""
+    path = PurePath(pattern)
+    if not pattern or path.is_absolute() or ".." in path.parts:
+        raise api.BadSetting(f"--overlay {pattern} must lead to files in the repository, as vllm/*.so does")
     for each in sorted(repository.glob(pattern) if "/" in pattern else repository.rglob(pattern)):
         for file in sorted(each.rglob("*")) if each.is_dir() else [each]:
             folders = [one for one in file.parents if one != repository and one.is_relative_to(repository)]

@@ -30,38 +30,28 @@ class Patches:
         self._room = room
         self._made: dict[str, Path] = {}  # by the arm's name
 
-    def find_first(self, arm: Arm) -> Arm:
-        """The arm; one that has a patch finds the copy of its packages before what is installed. Raises
-        BadSetting where the patch does not apply."""
-        if arm.patch is None:
-            return arm
+    def find_first(self, arm: Arm, patch: Patch) -> Arm:
+        """The arm, which finds the patched copy of its packages before what is installed. Raises BadSetting
+        where the patch does not apply."""
         if arm.name not in self._made:
             check_interpreter(arm)
-            names = arm.patch.packages
-            packages = located(arm, names)
-            if lacking := [each for each in names if each not in packages]:
+            packages = located(arm, patch.packages)
+            if lacking := [each for each in patch.packages if each not in packages]:
                 raise api.BadSetting(
                     f"{arm.name}: {arm.python or sys.executable} has no {' and no '.join(lacking)}, which "
-                    f"patch={arm.patch.file} changes"
+                    f"patch={patch.file} changes"
                 )
-            self._made[arm.name] = patched(arm.patch, packages, self._room / f"patched-{len(self._made)}")
+            self._made[arm.name] = patched(patch, packages, self._room / f"patched-{len(self._made)}")
         inherited = arm.env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
         path = [str(self._made[arm.name]), *filter(None, [inherited])]
         found = msgspec.structs.replace(arm, env={**arm.env, "PYTHONPATH": os.pathsep.join(path)})
-        _check_first(found, self._made[arm.name])
+        for name, place in located(found, patch.packages).items():
+            if not place.is_relative_to(self._made[arm.name]):  # a server looks in the current folder first
+                raise api.BadSetting(
+                    f"{arm.name} would run {name} without patch={patch.file}: it finds {place} first; start "
+                    "bench in another folder"
+                )
         return found
-
-
-def _check_first(arm: Arm, copy: Path) -> None:
-    """Raises BadSetting where the arm would run another copy than the patched one: a server finds what is in
-    the current folder first."""
-    assert arm.patch is not None
-    for name, place in located(arm, arm.patch.packages).items():
-        if not place.is_relative_to(copy):
-            raise api.BadSetting(
-                f"{arm.name} would run {name} without patch={arm.patch.file}: it finds {place} first; start "
-                "bench in another folder"
-            )
 
 
 def patched(patch: Patch, packages: Mapping[str, Path], folder: Path) -> Path:
@@ -117,6 +107,5 @@ def _link(root: Path, copy: Path, name: str, changed: Set[str]) -> None:
 
 
 def _compiled_of(folder: str, name: str, changed: Set[str]) -> bool:
-    """Whether a file is the bytecode of one that changes."""
     above, _, last = folder.rpartition("/")
     return last == CACHE and f"{above}/{name.partition('.')[0]}.py" in changed

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import pandas as pd
@@ -32,7 +31,6 @@ DEVICE_KINDS = ("program", "h2d", "d2h")  # by the number in api.DeviceWork
 DEVICE_COLUMNS = ("kind", "step", "start_ns", "end_ns")
 OTHER_CLOCK_NS = 1_000_000_000  # device stamps are converted to our clock; one further off is of another
 OWN = "own"  # names the CPU time of each process of the run, in ms
-STAT = Path("/proc/stat")
 CPUFREQ = Path("/sys/devices/system/cpu")
 
 
@@ -207,10 +205,10 @@ def read_counters(pids: Mapping[str, int]) -> dict[str, float]:
     gone is left out, and so is what this machine does not tell. Besides, how long a loop takes now
     (core_speed)."""
     values: dict[str, float] = {}
-    if ticks := known(cpu_ticks, []):
-        ms = [1e3 * each / os.sysconf("SC_CLK_TCK") for each in ticks]
-        user, nice, system, _, _, irq, softirq, steal = ms  # left out: idle and iowait
-        values |= {"all": sum(ms), "steal": steal, "busy": user + nice + system + irq + softirq}
+    if spent := known(psutil.cpu_times, None):
+        busy = spent.user + spent.nice + spent.system + spent.irq + spent.softirq
+        every = busy + spent.idle + spent.iowait + spent.steal
+        values |= {"all": 1e3 * every, "steal": 1e3 * spent.steal, "busy": 1e3 * busy}
     here = [os.getpid(), *pids.values()]
     for pid in known(with_below, here, here):
         with suppress(OSError):
@@ -256,15 +254,6 @@ def cpu_ns(pid: int) -> int:
     return time.clock_gettime_ns(~pid << 3 | 2)  # clock_getcpuclockid(3): the process's CPUCLOCK_SCHED
 
 
-def cpu_ticks() -> list[int]:
-    """The first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal. An old kernel ends
-    before the last. Raises OSError or ValueError where it is hidden, as in some containers."""
-    name, *ticks = STAT.read_text("utf-8").split("\n", 1)[0].split()
-    if name != "cpu" or len(ticks) < 4:
-        raise ValueError(f"no times in {STAT}")
-    return [*map(int, ticks[:8]), *[0] * (8 - len(ticks))]
-
-
 def frequency_mhz() -> float | None:
     """Mean current frequency over cores, where the kernel tells."""
     values = []
@@ -277,7 +266,8 @@ def frequency_mhz() -> float | None:
 
 
 class Gpu:
-    """The card an engine runs on, through NVML: CUDA's device 0 under this environment."""
+    """The card an engine runs on, through NVML: CUDA's device 0 under this environment. Raises what it likes
+    where NVML can't be had, or does not know the card, as in some sandboxes."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         import pynvml
@@ -290,15 +280,10 @@ class Gpu:
         try:
             self._handle = find(card)
         except Exception:
-            known(pynvml.nvmlShutdown, None)
+            self.close()
             raise
 
-    def __enter__(self) -> Gpu:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         known(self._nvml.nvmlShutdown, None)
 
     def read(self, own: set[int]) -> dict[str, float]:
@@ -321,12 +306,6 @@ class Gpu:
         if running & own:
             values["gpu_other_processes"] = float(len(running - own))
         return values
-
-
-def open_gpu(environment: Mapping[str, str]) -> Gpu | None:
-    """None where NVML can't be had, or does not know the card, as in some sandboxes. A run measures without
-    it, and a caution says what is missing (analysis/warnings.py)."""
-    return known(Gpu, None, environment)
 
 
 def visible_gpu(environment: Mapping[str, str]) -> int | str:

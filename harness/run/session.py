@@ -110,7 +110,6 @@ class Session(Link):
 
     @property
     def pids(self) -> dict[str, int]:
-        """The run's processes that are no engine's."""
         load = {} if self._generator is None else {"load_generator": self._generator.pid}
         return {"harness": os.getpid(), **load}
 
@@ -162,7 +161,7 @@ class Session(Link):
         from overlap_bench.harness.run.patched import Patches
 
         self._patches = self._patches or Patches(self._room)
-        return self._patches.find_first(arm)
+        return self._patches.find_first(arm, arm.patch)
 
     def _boot(self, arms: Sequence[Arm], on_booting: OnBooting, watch: Watch | None) -> dict[str, Booted]:
         descriptions: dict[str, api.Description] = {}
@@ -300,9 +299,7 @@ class Session(Link):
     def _order(
         self, booted: Sequence[Booted], plan: list[Planned], concurrency: int | None, interval_ns: int
     ) -> None:
-        self._rounds += 1
         order = messages.RunRound(
-            round_id=self._rounds,
             targets=[each.address for each in booted],
             plan=plan,
             concurrency=concurrency,

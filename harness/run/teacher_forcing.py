@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -115,31 +115,19 @@ def _fill(manifest: Manifest, spec: api.EngineSpec, waiting: Mapping[int, pd.Dat
 def _partings(manifest: Manifest, block: int, table: pd.DataFrame, booted: Booted) -> list[Parting]:
     """The divergences of a block, in the order of the table."""
     design, context = manifest.design, least_context(manifest.descriptions.values())
-    encode = _encoder("" if design.workload.pretok else str(booted.description.model.get("tokenizer", "")))
+    tokenizer = str(booted.description.model.get("tokenizer", ""))
+    encode: Any = None if design.workload.pretok else load_tokenizer(tokenizer).encode
     prompts: dict[int, list[Context]] = {}
     for index in table["round"].unique().tolist():
         asked, _ = planned(design.workload, round_seed(design.seed, block, index), booted, context)
-        prompts[index] = [tuple(encode(each.prompt)) for each in asked]
+        ids = (each.prompt if isinstance(each.prompt, list) else encode(each.prompt).ids for each in asked)
+        prompts[index] = [*map(tuple, ids)]
     columns = ("round", "request", "agreed", "before_token", "after_token")
     rows = zip(*(table[name] for name in columns), strict=True)
     return [
         Parting(prompts[index][request], tuple(agreed.tolist()), (before, after))
         for index, request, agreed, before, after in rows
     ]
-
-
-def _encoder(tokenizer: str) -> Callable[[str | list[int]], list[int]]:
-    """What turns a prompt into token ids; one of ids is left as it is."""
-    loaded = load_tokenizer(tokenizer) if tokenizer else None
-
-    def encode(prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, str):
-            assert loaded is not None
-            ids: list[int] = loaded.encode(prompt).ids
-            return ids
-        return prompt
-
-    return encode
 
 
 def to_judge(arm: Arm, spec: api.EngineSpec) -> Arm:

@@ -23,6 +23,8 @@ import numpy as np
 import pandas as pd
 
 from overlap_bench.engines import api
+from overlap_bench.engines.machine import known
+from overlap_bench.engines.processes import with_below
 from overlap_bench.harness.common import processes
 from overlap_bench.harness.common.names import difference
 from overlap_bench.harness.metrics import divergences, slices
@@ -300,8 +302,9 @@ def serve(
                 planned(one.workload, round_seed(one.seed, block, 0), each, context)
     with ExitStack() as stack:
         gpus = {arm.name: _gpu(booted[arm.name], stack) for arm in design.arms}
-        # Parked arms hold the card too.
-        own = {pid for each in booted.values() for pid in each.pids.values()} | {*session.pids.values()}
+        # Parked arms hold the card too, and so do the workers of a server.
+        started = [pid for each in booted.values() for pid in each.pids.values()]
+        own = set(known(with_below, started, started))
         for index in rounds_of(designs, block):
             for number in workload_order(design.seed, block, index, len(designs)):
                 for position, arm in enumerate(arms_in_order(manifests[0], block)):
@@ -460,7 +463,6 @@ def needs_batch(design: Design) -> bool:
 
 
 def warmup(workload: Workload) -> Workload:
-    """The same workload with fewer requests."""
     return msgspec.structs.replace(workload, num_requests=max(1, workload.num_requests // WARMUP_SHARE))
 
 
@@ -480,8 +482,11 @@ def planned(
 
 
 def _gpu(booted: Booted, stack: ExitStack) -> records.Gpu | None:
-    """NVML's view of the card, where the engine runs on one and NVML can be had."""
+    """NVML's view of the card, where the engine runs on one. A run measures without it, and a caution says
+    what is missing (analysis/warnings.py)."""
     if booted.description.device["kind"] != "cuda":
         return None
-    gpu = records.open_gpu({**os.environ, **booted.arm.env})
-    return gpu and stack.enter_context(gpu)
+    gpu = known(records.Gpu, None, {**os.environ, **booted.arm.env})
+    if gpu is not None:
+        stack.callback(gpu.close)
+    return gpu

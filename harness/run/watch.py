@@ -127,10 +127,10 @@ class Watch:
 
     def __init__(self, design: Design, trees: Mapping[str, Path], room: Path) -> None:
         self._folders = {arm.name: room / f"watched-{number}" for number, arm in enumerate(design.arms)}
-        roots = roots_of(design.arms, trees)
-        self._packages = [name for name in roots[0] if name] if roots is not None else []
-        self._files = differing(*map(files_in, roots)) if roots is not None else []
-        self._compared = roots is not None
+        before, after = roots_of(design.arms, trees)
+        self._packages = [name for name in before if name]
+        self._files = differing(files_in(before), files_in(after))
+        self._compared = bool(before)
         for side, folder in enumerate(self._folders.values()):
             folder.mkdir()
             (folder / "phase").write_bytes(bytes([BOOTING]))
@@ -159,7 +159,6 @@ class Watch:
                 file.write(bytes([now]))
 
     def seen(self) -> dict[str, Seen]:
-        """By the arm's name, what there was to see."""
         return {name: Seen.read(folder) for name, folder in self._folders.items()}
 
     def changed_code(self, seen: Mapping[str, Seen], pids: Mapping[str, Mapping[str, int]]) -> ChangedCode:
@@ -255,7 +254,6 @@ def _by_name(seen: Seen) -> dict[str, Path]:
 
 
 def _other_packages(before: Seen, after: Seen, packages: Sequence[str]) -> list[str]:
-    """The other top-level packages that both arms loaded, in two versions."""
     one, other = (_by_name(each) for each in (before, after))
     found: set[str] = set()
     for name in one.keys() & other.keys():
@@ -265,11 +263,9 @@ def _other_packages(before: Seen, after: Seen, packages: Sequence[str]) -> list[
     return sorted(found)
 
 
-def roots_of(
-    arms: Sequence[Arm], trees: Mapping[str, Path]
-) -> tuple[Mapping[str, Path], Mapping[str, Path]] | None:
-    """Where the packages to be compared are, of the before and of the after arm. None where no package is
-    found in both."""
+def roots_of(arms: Sequence[Arm], trees: Mapping[str, Path]) -> tuple[Mapping[str, Path], Mapping[str, Path]]:
+    """Where the packages to be compared are, of the before and of the after arm: those that are found in
+    both."""
     if len(trees) == len(arms):
         before, after = ({"": trees[arm.name]} for arm in arms)
         return before, after
@@ -279,10 +275,8 @@ def roots_of(
         names = [*top_level(tree)]
     found = [top_level(trees[arm.name]) if arm.name in trees else located(arm, names) for arm in arms]
     both = [name for name in names if all(name in each for each in found)]
-    if not both:
-        return None
-    one, other = ({name: each[name] for name in both} for each in found)
-    return one, other
+    before, after = ({name: each[name] for name in both} for each in found)
+    return before, after
 
 
 def top_level(tree: Path) -> dict[str, Path]:

@@ -10,6 +10,7 @@ left out, and values.parquet has what was made of each block from them.
 from __future__ import annotations
 
 import codecs
+import hashlib
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,10 +27,6 @@ from overlap_bench.harness.common import names
 if TYPE_CHECKING:
     import pandas as pd
 
-import hashlib
-
-from overlap_bench.engines.api import BadFile
-
 SCHEMA_VERSION = 3  # 1 and 2 had other names: common/names.py
 Read = TypeVar("Read")
 PARTIAL = ".partial"
@@ -40,8 +37,6 @@ FLOORS = "floors"  # beside the folders of runs: what equal arms show (analysis/
 EXPERIMENT_FILE = "experiment.json"  # the same of an experiment; see studies/experiment.py
 EVALUATION_FILE = "evaluation.json"
 BISECTION_FILE = "bisect.json"
-
-
 SUMMARY_FILE = "summary.json"  # of a run; of an experiment, where its runs have no blocks any more
 
 
@@ -165,19 +160,14 @@ def written_whole(path: Path) -> Iterator[Path]:
         raise WriteFailed(f"can't write {path}: {reason_of(error)}") from error
 
 
-def append_text(path: Path, text: str) -> None:
-    """Add to a text file. Raises WriteFailed."""
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise WriteFailed(f"can't write {path}: {reason_of(error)}") from error
-
-
 def append_step_summary(text: str, environment: Mapping[str, str]) -> None:
     """On GitHub, show a text beside the step that runs this. Raises WriteFailed."""
-    if step := environment.get("GITHUB_STEP_SUMMARY"):
-        append_text(Path(step), text)
+    if path := environment.get("GITHUB_STEP_SUMMARY"):
+        try:
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise WriteFailed(f"can't write {path}: {reason_of(error)}") from error
 
 
 class _Versioned(msgspec.Struct):
@@ -223,4 +213,4 @@ def digest(path: str) -> str:
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     except OSError as error:
-        raise BadFile(f"cannot read {path}: {error.strerror}") from None
+        raise api.BadFile(f"cannot read {path}: {error.strerror}") from None

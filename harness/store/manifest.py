@@ -153,7 +153,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def resumed_by(self) -> str:
-        """The command that goes on with it by --resume."""
         return "bench run" if self.design.factorial is None else "bench factorial"
 
     @property
@@ -183,7 +182,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write or replace manifest.json, whole or not at all."""
     write_json(folder / "manifest.json", manifest)
 
 
@@ -271,17 +269,15 @@ def check_resume(stored: Manifest, now: Manifest) -> None:
             f"{stored.run} is finished, and was stored without {_and(stored.left_out)}; bench rerun measures "
             "it again"
         )
-    asked = as_sized(now.design, stored.design)
     pairs: tuple[tuple[str, Any, Any], ...] = (
         ("another commit", stored.code, now.code),
-        ("settings that are not its own", stored.design, asked),
+        ("settings that are not its own", stored.design, as_sized(now.design, stored.design)),
         ("another machine", stored.machine, now.machine),
         ("other versions", stored.versions, now.versions),
         ("other files", stored.files, now.files),
     )
     for what, old, new in pairs:
-        found = difference(msgspec.to_builtins(old), msgspec.to_builtins(new))
-        if found:
+        if found := difference(old, new):
             raise StoreError(f"can't resume {stored.run} on {what}: {found}; start a fresh run")
 
 
@@ -369,7 +365,6 @@ def discard_if_empty(folder: Path) -> bool:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder, whatever it holds."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -461,13 +456,9 @@ def run_of(design: Design | None, resume: Path | None, results: Path, admit: Adm
 def differences_from(manifest: Manifest) -> list[str]:
     """How here and now differ from where and when a run was measured; a rerun tells."""
     now = described_here(manifest.design, manifest.run, datetime.now().astimezone(), manifest.run)
-    pairs: tuple[tuple[str, Any, Any], ...] = (
-        ("commit", manifest.code, now.code),
-        ("machine", manifest.machine, now.machine),
-        ("versions", manifest.versions, now.versions),
-    )
-    return [
-        f"different {what}: {found}"
-        for what, old, new in pairs
-        if (found := difference(msgspec.to_builtins(old), msgspec.to_builtins(new)))
-    ]
+    pairs = {
+        "commit": difference(manifest.code, now.code),
+        "machine": difference(manifest.machine, now.machine),
+        "versions": difference(manifest.versions, now.versions),
+    }
+    return [f"different {what}: {found}" for what, found in pairs.items() if found]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from overlap_bench.harness.common import names
+from overlap_bench.harness.common import machine, names
 from overlap_bench.harness.common.machine import Code, Machine
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.plan.grid import Axis, Point
@@ -51,29 +51,22 @@ def runs_in(folder: Path) -> Iterator[tuple[Path, Manifest]]:
 
 
 def run_of(point: Point, runs: Sequence[tuple[Path, Manifest]]) -> tuple[Path, Manifest] | None:
-    """The run of a point, whether it is finished or not."""
     designs = ((each, each[1].design) for each in runs)
     return next((each for each, found in designs if found == as_sized(point.design, found)), None)
 
 
 def is_done(run: Path) -> bool:
-    """Whether a run has come to its end."""
     return (run / "summary.json").exists()
 
 
 def check_resume(stored: Sweep, now: Sweep) -> None:
     """Raises StoreError, naming the difference, unless `now` is the same commit, points and machine."""
     for what in ("code", "points", "machine", "versions"):
-        old, new = (msgspec.to_builtins(getattr(each, what)) for each in (stored, now))
-        found = names.difference(old, new, what)
-        if found:
+        if found := names.difference(getattr(stored, what), getattr(now, what), what):
             raise StoreError(f"can't resume {stored.sweep}: {found}; start a fresh sweep")
 
 
 def described_here(axes: tuple[Axis, ...], points: tuple[Point, ...], name: str, now: datetime) -> Sweep:
-    """The record of a sweep that starts here and now."""
-    from overlap_bench.harness.common import machine
-
     return Sweep(
         schema_version=SCHEMA_VERSION,
         sweep=name,

@@ -61,15 +61,9 @@ NUMBERS = dict.fromkeys(("round", "block", "prompt_tokens", "completion_tokens")
 VALUES_FILE = "values.parquet"
 
 
-def write_values(folder: Path, values: pd.DataFrame) -> None:
-    """Keep what was made of each block and arm, a row each, beside a run of which tables are left out. A row
-    of the file is one value: a column for each metric would take more room for itself than for what is in
-    it."""
-    write_table(folder / VALUES_FILE, values.melt(["block", "arm"], var_name="metric"))
-
-
 def read_values(folder: Path, arms: Collection[str]) -> pd.DataFrame:
-    """What `write_values` wrote, of these arms. Raises StoreError."""
+    """What was made of each block and of each of these arms, a row each, beside a run of which tables are
+    left out (tests/support/keep.py wrote it). Raises StoreError."""
     import pandas as pd
 
     path = folder / VALUES_FILE
@@ -202,7 +196,6 @@ def _are_texts(column: pd.Series) -> bool:
 
 
 def table_path(folder: Path, block: int, table: str) -> Path:
-    """The file of a block's table."""
     return _block_folder(folder, block) / f"{table}.parquet"
 
 

@@ -69,11 +69,12 @@ def admit(
     if not doubt:
         return True
     say(f"{what} {doubt}. It would:")
-    for line in [*_engines(designs), *named(designs)]:
+    arms = [arm for design in designs for arm in design.arms]
+    for line in [*dict.fromkeys(f"run the engine {arm.engine!r}" for arm in arms), *named(designs)]:
         say(f"  {line}")
     if not trusted:
         raise api.BadSetting(f"{what} {doubt}: if it may do all this, give --trust")
-    if withheld := _withhold_keys([arm for design in designs for arm in design.arms]):
+    if withheld := _withhold_keys(arms):
         only = f" (that goes to the address in {ADDRESS} alone)" if KEY in withheld else ""
         say(f"it gets no {' and no '.join(withheld)}{only}")
     return False
@@ -89,11 +90,6 @@ def named(designs: Sequence[Design]) -> list[str]:
     files = (path for design in designs for path in design.workload.files)
     lines += [f"read {path!r}, and send the engine what it says" for path in files]
     return list(dict.fromkeys(lines))
-
-
-def _engines(designs: Sequence[Design]) -> list[str]:
-    arms = [arm for design in designs for arm in design.arms]
-    return list(dict.fromkeys(f"run the engine {arm.engine!r}" for arm in arms))
 
 
 def _of_arm(arm: Arm, spec: api.EngineSpec | None) -> Iterator[str]:

@@ -24,7 +24,6 @@ from overlap_bench.harness.common import core_speed, machine
 from overlap_bench.harness.common.formatting import between, duration
 from overlap_bench.harness.metrics.definitions import SLICED
 from overlap_bench.harness.plan.design import MARGIN
-from overlap_bench.harness.run import records
 from overlap_bench.harness.run.hosts import bytecode_is_kept
 from overlap_bench.harness.stats import planning
 from overlap_bench.harness.store.files import FLOORS
@@ -127,7 +126,7 @@ def load_average() -> Finding:
 
 def keep_busy() -> Busy:
     """Nothing can be stolen from a core that has no work: those of core_speed.cores are given some."""
-    start = records.cpu_ticks()
+    start = psutil.cpu_times()
     command = [sys.executable, "-I", core_speed.__file__]
     running = [
         subprocess.Popen(
@@ -136,9 +135,10 @@ def keep_busy() -> Busy:
         for core in core_speed.cores()
     ]
     loops = [float(each) for process in running for each in process.communicate()[0].split()]
-    ticks = [end - begin for begin, end in zip(start, records.cpu_ticks(), strict=True)]
-    idle = ticks[3] + ticks[4]
-    return Busy(ticks[7] / max(1, sum(ticks) - idle), loops)
+    spent = [end - begin for begin, end in zip(start, psutil.cpu_times(), strict=True)]
+    user, nice, system, _, _, irq, softirq, steal = spent[:8]  # left out: idle and iowait
+    busy = user + nice + system + irq + softirq + steal
+    return Busy(steal / max(0.01, busy), loops)  # the kernel counts in hundredths
 
 
 def steal(busy: Busy) -> Finding:

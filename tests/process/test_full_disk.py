@@ -13,7 +13,7 @@ from overlap_bench.engines import api
 from overlap_bench.harness.cli.progress import on_stderr
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.store import tables
-from overlap_bench.harness.store.files import WriteFailed, append_text, write_json, write_text
+from overlap_bench.harness.store.files import WriteFailed, append_step_summary, write_json, write_text
 from overlap_bench.harness.studies import sweep
 from tests.support.clockwork import CLOCKWORK, installed
 from tests.support.in_process import done, refused
@@ -40,7 +40,7 @@ def test_what_does_not_fit_is_no_fault_of_what_was_asked(tmp_path: Path) -> None
     with full_disk():
         for write in (
             lambda: write_text(tmp_path / "a", content),
-            lambda: append_text(tmp_path / "a", content),
+            lambda: append_step_summary(content, {"GITHUB_STEP_SUMMARY": str(tmp_path / "a")}),
             lambda: write_json(tmp_path / "a", {"a": content}),
             lambda: tables.write_table(tmp_path / "a", table),
             lambda: tables.write_block(tmp_path, 0, blocks(1.0, 1)[0].tables),

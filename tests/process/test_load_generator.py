@@ -75,7 +75,7 @@ def test_a_round_is_sent_when_it_is_due_and_all_that_comes_back_is_recorded(benc
     assert bench.generator.events.poll(PATIENCE_MS)
     bench.generator.config = msgspec.structs.replace(bench.generator.config, stall_s=PATIENCE_S)
     asked = [Planned(id, 100_000_000 * id, "Hello", 5, False) for id in range(12)]
-    order = messages.RunRound(round_id=3, targets=[bench.host], plan=asked, concurrency=None, interval_ns=0)
+    order = messages.RunRound(targets=[bench.host], plan=asked, concurrency=None, interval_ns=0)
     engine = threading.Thread(target=bench.answer, args=(len(asked),), daemon=True)
     engine.start()
     round_ = bench.generator.run(order)
@@ -95,7 +95,7 @@ def test_a_round_is_sent_when_it_is_due_and_all_that_comes_back_is_recorded(benc
     while bench.replies.poll(100):
         told.append(msgspec.msgpack.decode(bench.replies.recv(), type=messages.FromLoad))
     assert 1 <= len(told) <= (round_.exchanges[-1].finished_ns - round_.started_ns) / PROGRESS_NS
-    assert {(each.round_id, each.total) for each in told} == {(3, 12)}
+    assert {each.total for each in told} == {12}
 
 
 def test_an_engine_that_was_asked_for_nothing_is_not_silent(bench: Bench) -> None:
@@ -118,7 +118,7 @@ def test_what_was_planned_is_what_is_asked() -> None:
 
 def order(count: int, concurrency: int | None = None, offset: int = 0) -> messages.RunRound:
     planned = [Planned(id, offset, "Hello", 2, False) for id in range(count)]
-    return messages.RunRound(round_id=0, targets=[""], plan=planned, concurrency=concurrency, interval_ns=10)
+    return messages.RunRound(targets=[""], plan=planned, concurrency=concurrency, interval_ns=10)
 
 
 def finish(id: int) -> api.Finish:
@@ -134,11 +134,11 @@ def test_without_times_a_request_is_due_so_long_after_the_last_was_sent_or_once_
         assert closed.due_ns() == 5
         closed.sent(5, 7, 8)
     assert closed.due_ns() is None
-    assert closed.progress() == messages.Progress(round_id=0, finished=0, total=4, tpot_ms=None)
+    assert closed.progress() == messages.Progress(finished=0, total=4, tpot_ms=None)
     closed.arrived(30, [api.Error(1, "no room")])  # which frees its place, and ends no other
     closed.arrived(40, [api.Chunk(0, [0, 0], "", []), finish(0)])
     assert closed.due_ns() == 30
-    assert closed.progress() == messages.Progress(round_id=0, finished=2, total=4, tpot_ms=0)
+    assert closed.progress() == messages.Progress(finished=2, total=4, tpot_ms=0)
     assert [each.finished_ns for each in closed.exchanges] == [40, 30]
 
 

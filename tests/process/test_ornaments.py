@@ -64,7 +64,6 @@ def test_a_processor_has_a_name_whatever_the_kernel_says(
     ("name", "told"),
     [
         (lambda card: "A100", "A100"),
-        (lambda card: b"A\xff00", "A\N{REPLACEMENT CHARACTER}00"),
         (failing(NOT_TEXT), machine.UNNAMED),
         (failing(pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)), machine.UNNAMED),
     ],
@@ -87,39 +86,15 @@ def test_a_card_whose_name_is_no_text_is_a_card(
 def test_a_driver_may_fail_as_it_likes(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(pynvml, "nvmlInit", failing(error))
     assert machine.gpu_names() == []
-    assert records.open_gpu({}) is None
+    assert of_engines.known(records.Gpu, None, {}) is None
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
     monkeypatch.setattr(pynvml, "nvmlShutdown", failing(error))
     for name in [each for each in vars(pynvml) if each.startswith("nvmlDeviceGet") and "Handle" not in each]:
         monkeypatch.setattr(pynvml, name, failing(error))
-    with records.Gpu({}) as gpu:
-        assert gpu.read({1}) == {}
-
-
-@pytest.mark.parametrize(
-    ("content", "ticks"),
-    [
-        ("cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1\n", [1, 2, 3, 4, 5, 6, 7, 8]),
-        ("cpu 1 2 3 4\n", [1, 2, 3, 4, 0, 0, 0, 0]),
-        ("", None),
-        ("intr 12\n", None),
-        ("cpu a b c d\n", None),
-        (None, None),
-    ],
-)
-def test_cpu_time_that_is_hidden_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, ticks: list[int] | None
-) -> None:
-    monkeypatch.setattr(records, "STAT", tmp_path / "stat")
-    if content is not None:
-        records.STAT.write_text(content)
-    assert of_engines.known(records.cpu_ticks, None) == ticks
-    start = records.read_counters({"self": os.getpid()})
-    assert ("busy" in start) == (ticks is not None)
-    row = records.counters_between(start, records.read_counters({"self": os.getpid()}))
-    assert "steal_share" not in row  # no time went by, or none is told
-    assert row["cpu_ms.self"] >= 0
+    gpu = records.Gpu({})
+    assert gpu.read({1}) == {}
+    gpu.close()
 
 
 def test_nothing_that_the_machine_hides_ends_a_reading_or_a_doctors_visit(
@@ -128,7 +103,7 @@ def test_nothing_that_the_machine_hides_ends_a_reading_or_a_doctors_visit(
     for module, name in (
         (os, "getloadavg"),
         (os, "sched_setaffinity"),
-        (records, "cpu_ticks"),
+        (psutil, "cpu_times"),
         (core_speed, "mean_loop_us"),
         (psutil, "process_iter"),
         (psutil, "virtual_memory"),

@@ -65,6 +65,17 @@ def made(tmp_path: Path, text: str = DIFF) -> Patch:
     return read_patch(str(tmp_path / "change.diff"), ["engine"])
 
 
+def arm_of(tmp_path: Path, **more: Any) -> Arm:
+    plain = manifest().design.arms[0]
+    return replace(plain, name="after", patch=made(tmp_path), **more)
+
+
+def first(patches: Patches, arm: Arm) -> list[str]:
+    """Where the arm looks first."""
+    assert arm.patch is not None
+    return patches.find_first(arm, arm.patch).env["PYTHONPATH"].split(os.pathsep)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
 
@@ -137,31 +148,17 @@ def test_an_arm_finds_its_copy_first_and_only_once_it_is_made(
 ) -> None:
     places = iter([installed, tmp_path / "patched-0" / "engine", tmp_path / "patched-0" / "engine"])
     monkeypatch.setattr(run_patched, "located", lambda arm, names: {"engine": next(places)})
-    plain = manifest().design.arms[0]
-    arm = type(plain)(
-        name="after", engine=plain.engine, options=plain.options, toggles=plain.toggles,
-        env={"PYTHONPATH": "/mine"}, patch=made(tmp_path),
-    )  # fmt: skip
+    arm = arm_of(tmp_path, env={"PYTHONPATH": "/mine"})
     patches = Patches(tmp_path)
-    assert patches.find_first(plain) is plain
-    first = patches.find_first(arm).env["PYTHONPATH"].split(os.pathsep)
-    assert first[1:] == ["/mine"]
-    assert "changed" in Path(first[0], "engine", "core", "pool.py").read_text()
-    assert patches.find_first(arm).env["PYTHONPATH"].split(os.pathsep) == first
-    other = replace(arm, name="other", python="/no/such/python")
+    copy, *others = first(patches, arm)
+    assert others == ["/mine"]
+    assert "changed" in Path(copy, "engine", "core", "pool.py").read_text()
+    assert first(patches, arm) == [copy, "/mine"]
     with pytest.raises(api.BadSetting, match="/no/such/python"):
-        patches.find_first(other)
+        first(patches, replace(arm, name="other", python="/no/such/python"))
     monkeypatch.setattr(run_patched, "located", lambda arm, names: {})
     with pytest.raises(api.BadSetting, match="has no engine, which patch="):
-        Patches(tmp_path).find_first(arm)
-
-
-def arm_of(tmp_path: Path, **more: Any) -> Arm:
-    plain = manifest().design.arms[0]
-    return Arm(
-        name="after", engine=plain.engine, options=plain.options, toggles=plain.toggles,
-        patch=made(tmp_path), **more,
-    )  # fmt: skip
+        first(Patches(tmp_path), arm)
 
 
 def test_an_arm_with_a_diff_finds_all_else_where_the_other_arm_does(
@@ -169,8 +166,7 @@ def test_an_arm_with_a_diff_finds_all_else_where_the_other_arm_does(
 ) -> None:
     """By the path that this process was given."""
     monkeypatch.setenv("PYTHONPATH", str(installed.parent))
-    path = Patches(tmp_path).find_first(arm_of(tmp_path)).env["PYTHONPATH"].split(os.pathsep)
-    assert path[1:] == [str(installed.parent)]
+    assert first(Patches(tmp_path), arm_of(tmp_path))[1:] == [str(installed.parent)]
 
 
 def test_an_arm_that_would_run_another_copy_is_refused(
@@ -181,7 +177,7 @@ def test_an_arm_that_would_run_another_copy_is_refused(
     arm = arm_of(tmp_path)
     arm = replace(arm, toggles={**arm.toggles, "cmd": f"{sys.executable} -m engine --port {{port}}"})
     with pytest.raises(api.BadSetting, match=r"after would run engine without patch=.* finds .*site/engine"):
-        Patches(tmp_path).find_first(arm)
+        first(Patches(tmp_path), arm)
 
 
 def test_files_of_a_diff_that_have_no_text_are_made_too(tmp_path: Path, installed: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import psutil
 import pynvml
 import pytest
 
@@ -42,6 +43,15 @@ def test_a_round_gets_the_differences() -> None:
     assert row["cpu_ms.self"] > 0
     assert row["switches_voluntary.self"] >= 0
     assert row["load_1m"] >= 0
+
+
+def test_a_round_gets_the_shares_of_the_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = dict.fromkeys(("nice", "system", "idle", "iowait", "irq", "softirq"), 1.0)
+    read = iter([SimpleNamespace(user=0, steal=0, **here), SimpleNamespace(user=600, steal=200, **here)])
+    monkeypatch.setattr(psutil, "cpu_times", read.__next__)
+    row = records.counters_between(records.read_counters({}), records.read_counters({}))
+    assert row["steal_share"] == 0.25
+    assert 0.7 < row["others_share"] < 0.75  # nearly all of 600 s was not this process's
 
 
 def test_a_round_gets_the_time_of_a_loop_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +96,8 @@ def test_nvml_that_does_not_know_the_card_is_shut_down_again(monkeypatch: pytest
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", fail)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: shut_down.append(True))
-    assert records.open_gpu({}) is None
+    with pytest.raises(pynvml.NVMLError):
+        records.Gpu({})
     assert shut_down == [True]
 
 
@@ -107,5 +118,4 @@ def test_processes_on_the_card_are_others_only_where_ours_are_among_them(
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", {"GPU-5ac1": card}.__getitem__)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", {card: on_card}.__getitem__)
     for environment in ({}, {"CUDA_VISIBLE_DEVICES": "GPU-5ac1"}):
-        with records.Gpu(environment) as gpu:
-            assert gpu.read({1, 2, 9}).get("gpu_other_processes") == others
+        assert records.Gpu(environment).read({1, 2, 9}).get("gpu_other_processes") == others

@@ -1,6 +1,5 @@
 """A run's folders outside of its results, when the run is killed."""
 
-import os
 import subprocess
 import sys
 from errno import ENOLCK
@@ -10,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from overlap_bench.harness.common import processes
-from overlap_bench.harness.common.processes import OURS, room
+from overlap_bench.harness.common.processes import room
 
 HOLD = """
 import sys, time
@@ -70,13 +69,3 @@ def test_a_removal_that_was_killed_half_way_is_finished_by_the_next_run(
         assert made.is_dir()
     with room(str(tmp_path)) as other:
         assert set(tmp_path.iterdir()) == {other}
-
-
-def test_a_room_whose_maker_was_killed_before_its_lock_had_a_name_goes_once_it_is_old(tmp_path: Path) -> None:
-    old, young = tmp_path / "bench-old", tmp_path / "bench-young"
-    for each in (old, young):
-        each.mkdir()
-        (each / "lock.new").write_text(OURS)
-    os.utime(old / "lock.new", (0, 0))
-    with room(str(tmp_path)) as made:
-        assert set(tmp_path.iterdir()) == {young, made}

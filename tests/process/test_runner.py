@@ -57,11 +57,13 @@ def in_second_block(environment: dict[str, str], folder: Path) -> Bench:
 
 
 def test_every_arm_is_asked_what_fits_into_the_smallest_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one skips for its length moves all prompts behind it."""
+    """What one skips for its length moves all prompts behind it. And what an engine started is no stranger on
+    a card."""
     asked = []
 
     def remember(*arguments: Any) -> dict[str, pd.DataFrame]:
         asked.append((arguments[4].arm.name, arguments[5]))
+        assert os.getpid() in arguments[7]
         return {"rounds": pd.DataFrame([{"seed": 0}])}
 
     plan = manifest(rounds=1, warmup_rounds=0)
@@ -71,7 +73,7 @@ def test_every_arm_is_asked_what_fits_into_the_smallest_context(monkeypatch: pyt
         smaller = msgspec.structs.replace(described, model={**described.model, "context": context})
         booted[arm.name] = session.Booted(arm, (), cast(Any, None), "", smaller, Path())
     monkeypatch.setattr(trial, "_round", remember)
-    monkeypatch.setattr(session.Booted, "pids", {})
+    monkeypatch.setattr(session.Booted, "pids", {"engine": os.getppid()})
     trial.serve(cast(Any, SimpleNamespace(pids={})), [plan], 0, booted, lambda happening: None)
     assert dict(asked) == {"before": 512, "after": 512}
 
@@ -202,13 +204,6 @@ def test_arms_on_different_devices_are_never_compared() -> None:
         trial.described(plan, booted)
 
 
-def test_a_killed_process_ends_the_run(environment: dict[str, str], tmp_path: Path) -> None:
-    bench = in_second_block(environment, tmp_path)
-    word = "overlap_bench.harness.run.load_generator"
-    assert_death_is_told(bench, bench.find(word), "the load generator")
-    assert 0 in tables.finished_blocks(only_run(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -235,29 +230,27 @@ def test_a_run_is_not_resumed_with_another_engine_than_it_began_with(
             trial.measure(session, [plan], 0, lambda event: None, lambda measured: None)
 
 
-def test_a_run_whose_host_was_killed_can_be_resumed(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_run_whose_processes_were_killed_can_be_resumed_unless_a_block_is_damaged(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     bench = in_second_block(environment, tmp_path)
-    assert_death_is_told(bench, bench.find("overlap_bench.engines.host"), "the engine host of ")
+    word = "overlap_bench.harness.run.load_generator"
+    assert_death_is_told(bench, bench.find(word), "the load generator")
     folder = only_run(tmp_path)
-    kept = (folder / "blocks/000/requests.parquet").read_bytes()
     resume = ("run", "--resume", str(folder), "--format", "json")
+    bench = start(environment, tmp_path, *resume)
+    assert_death_is_told(bench, bench.find("overlap_bench.engines.host"), "the engine host of ")
+    kept = (folder / "blocks/000/requests.parquet").read_bytes()
     with held(folder):
         said = refused(environment, tmp_path, *resume)
     assert said == f"bench: {folder} is being measured by another bench: wait for its end"
     _, stdout, stderr = ended(environment, tmp_path, *resume)
     assert "trial 1 of 2" not in stderr
     assert json.loads(stdout)["comparisons"][0]["trials"] == 2
-    assert (folder / "blocks/000/requests.parquet").read_bytes() == kept
-
-
-def test_a_damaged_block_is_named_and_measured_again_once_it_is_removed(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    done(environment, tmp_path, "run", *COMPARE, "--trials", "1")
-    folder = only_run(tmp_path)
     damaged = folder / "blocks" / "000"
+    assert (damaged / "requests.parquet").read_bytes() == kept
     (damaged / "requests.parquet").write_bytes(b"PAR1")
-    said = refused(environment, tmp_path, "run", "--resume", str(folder))
+    said = refused(environment, tmp_path, *resume)
     assert "requests.parquet is damaged or was edited" in said
     assert said.endswith(f"remove {damaged}, and --resume measures it again")
     assert "are kept" not in said

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pandas as pd
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import frames
@@ -21,11 +22,11 @@ from overlap_bench.harness.store.files import EXPERIMENT_FILE, SUMMARY_FILE, wri
 from overlap_bench.harness.store.tables import (
     NEEDED,
     TABLES,
+    VALUES_FILE,
     finished_blocks,
     read_table,
     table_path,
     write_table,
-    write_values,
 )
 from overlap_bench.harness.studies import experiment
 
@@ -64,6 +65,12 @@ def keep_experiment(folder: Path, tables: Collection[str] = ()) -> None:
         _write_on_one_line(folder / SUMMARY_FILE, to_stored(found))
     for run in experiment.read(folder).runs(folder).values():
         keep(run, tables)
+
+
+def write_values(folder: Path, values: pd.DataFrame) -> None:
+    """A row of the file is one value: a column for each metric would take more room for itself than for what
+    is in it."""
+    write_table(folder / VALUES_FILE, values.melt(["block", "arm"], var_name="metric"))
 
 
 def _write_on_one_line(path: Path, content: Any) -> None:

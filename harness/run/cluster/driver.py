@@ -158,7 +158,6 @@ class _Job:
         return self.missing[0] if self.missing else None
 
     def take(self) -> int:
-        """The next one, which is under way from now on."""
         assert self.next is not None
         block = self.next
         if block == -1:
@@ -167,9 +166,6 @@ class _Job:
             self.missing.pop(0)
         self.under_way.add(block)
         return block
-
-    def waits_for(self, block: int) -> bool:
-        return block in self.missing or block in self.under_way
 
     def keep(self, block: int, measured: Measured) -> None:
         """Note where a block comes from, and what was found out by the first one."""
@@ -239,8 +235,6 @@ class _UnderWay:
 
 @dataclass(slots=True)
 class _Cluster:
-    """The blocks that are under way on a cluster, and whose they are."""
-
     stack: ExitStack
     address: str
     most: int | None  # blocks under way at once; None: as many as there are places
@@ -287,7 +281,7 @@ class _Cluster:
     def _wait_for(self, job: _Job, block: int) -> None:
         """Until a block is kept. What comes meanwhile of other runs is kept too, and what fails there is
         theirs to raise."""
-        while job.error is None and job.waits_for(block):
+        while job.error is None and (block in job.missing or block in job.under_way):
             self._ask()
             try:
                 self._take(self.done.get(timeout=LOOK_S))
@@ -297,7 +291,6 @@ class _Cluster:
             raise job.error
 
     def _ask(self) -> None:
-        """Have Ray measure as many blocks as there are places."""
         assert self.lookout is not None
         there = self.lookout.places()
         self._check_there(there)
@@ -306,7 +299,6 @@ class _Cluster:
             self._start(job, job.take(), there)
 
     def _next(self) -> _Job | None:
-        """Whose block is measured next."""
         asking = [(block, place) for place, job in enumerate(self.jobs) if (block := job.next) is not None]
         return self.jobs[min(asking)[1]] if asking else None
 
@@ -382,7 +374,6 @@ class _Cluster:
                         self.ray.cancel(task.reference)
 
     def _end_all(self) -> None:
-        """End what is under way, wherever it is."""
         with undisturbed():
             for job in [*self.jobs]:
                 self._end(job)

@@ -89,7 +89,6 @@ def without_node(said: str) -> str:
 
 
 def values_of(manifest: Manifest, block: Block) -> Values:
-    """What the metrics of a run are in a block of it."""
     design = manifest.design
     return of_block(block.of, [arm.name for arm in design.arms], design.goodput)
 
@@ -98,7 +97,7 @@ def check(manifest: Manifest, code: machine.Code, versions: dict[str, str]) -> N
     """Raises BadSetting unless this node, which has that code and those versions, would measure the same as
     the machine that the run was asked for on."""
     for what, wanted, here in (("code", manifest.code, code), ("versions", manifest.versions, versions)):
-        if other := difference(msgspec.to_builtins(wanted), msgspec.to_builtins(here)):
+        if other := difference(wanted, here):
             raise api.BadSetting(f"other {what} than where the run was asked for: {other}; install the same")
     check_same_data(manifest)
     for arm in manifest.design.arms:

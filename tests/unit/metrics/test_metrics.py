@@ -232,9 +232,7 @@ def test_mean_concurrency_is_the_time_in_flight_over_that_of_the_rounds() -> Non
 
 
 def test_the_stamps_of_an_engine_that_is_a_client_stand_in_place_of_the_load_generators() -> None:
-    order = RunRound(
-        round_id=1, targets=[""], plan=[Planned(4, 0, "Hello", 3, False)], concurrency=1, interval_ns=0
-    )
+    order = RunRound(targets=[""], plan=[Planned(4, 0, "Hello", 3, False)], concurrency=1, interval_ns=0)
     round_ = load_generator.Round(order, started_ns=50)
     round_.sent(50, 51, 52)
     chunks = [
@@ -266,7 +264,7 @@ def test_a_server_that_counts_no_prompt_has_no_total_throughput() -> None:
 
 def test_requests_frame_is_what_the_round_saw() -> None:
     planned = [Planned(id, 0, "Hello", 3, False) for id in (4, 9)]
-    order = RunRound(round_id=1, targets=[""], plan=planned, concurrency=None, interval_ns=0)
+    order = RunRound(targets=[""], plan=planned, concurrency=None, interval_ns=0)
     round_ = load_generator.Round(order, started_ns=50)
     round_.sent(50, 51, 52)
     round_.sent(50, 53, 54)

@@ -84,7 +84,7 @@ def test_what_an_engine_says_is_printed_as_it_is(capsys: pytest.CaptureFixture[s
 
 def test_that_every_arm_serves_is_told_once_and_only_of_boots_that_do_not_count() -> None:
     def round_of(block: int, arm: str, tpot_ms: float | None) -> tuple[Event, Event]:
-        return RoundBegun(block, arm, block), Progress(round_id=0, finished=3, total=32, tpot_ms=tpot_ms)
+        return RoundBegun(block, arm, block), Progress(finished=3, total=32, tpot_ms=tpot_ms)
 
     looks = (("before", None), ("before", 3.4), ("after", 3.3), ("after", 3.2))
     first = Shown(BlockBegun(-1, left=6), *(event for each in looks for event in round_of(-1, *each)))
@@ -103,7 +103,7 @@ def test_the_time_left_is_told_before_the_first_block_is_done() -> None:
 
 def test_requests_are_counted_in_rounds_and_not_in_turns() -> None:
     shown = Shown(BlockBegun(0, left=6), design=replace(DESIGN, segments=8))
-    finished = Progress(round_id=0, finished=3, total=32, tpot_ms=None)
+    finished = Progress(finished=3, total=32, tpot_ms=None)
     assert shown.go_on(RoundBegun(0, "after", 0), finished).endswith("3 of 32 requests")
     in_turns = shown.go_on(SegmentBegun(0, 1), finished)
     assert in_turns.startswith("trial 1 of 6: interleaved round 2 of ")
