@@ -24,6 +24,7 @@ from overlap_bench.harness.metrics.definitions import (
     PHASES_IN_TURNS,
     UNDISTURBED,
 )
+from overlap_bench.harness.metrics.steps import phase_ns
 
 TRIMMED = 0.2  # of the pairs, at each end: a rare stall of tens of ms must not decide
 HELD = 0.05  # of a turn: CPU time of processes that are not the run's, from which on it is disturbed
@@ -58,8 +59,7 @@ def of_turns(
         ends = ordered["append.start"].to_numpy()
     numbers, batches, tokens = (ordered[name].to_numpy() for name in ("step", "batch", "tokens"))
     decode = (ordered["kind"] == "decode").to_numpy()
-    known = parts is not None and len(parts) > 0
-    shares = parts.reindex(numbers)[list(PARTS)].to_numpy() if parts is not None and known else None
+    shares = None if parts is None or parts.empty else parts.reindex(numbers)[list(PARTS)].to_numpy()
     spent = _phases(ordered)
     rows = []
     for turn, had in enumerate(turns.itertuples()):
@@ -90,16 +90,9 @@ def of_turns(
 
 
 def _phases(ordered: pd.DataFrame) -> dict[str, Floats]:
-    """What each phase took in each step, ns, by its column; NaN in a step without it."""
-    found = {}
-    for phase in PHASES:
-        if not {f"{phase}.start", f"{phase}.end"} <= set(ordered):
-            continue
-        start, end = ordered[f"{phase}.start"].to_numpy(), ordered[f"{phase}.end"].to_numpy()
-        there = (start >= 0) & (end >= 0)
-        if there.any():
-            found[f"{PHASE}{phase}"] = np.where(there, end - start, np.nan)
-    return found
+    """What each phase that the engine has took in each step, ns, by its column."""
+    found = {f"{PHASE}{phase}": phase_ns(ordered, phase) for phase in PHASES}
+    return {name: spent for name, spent in found.items() if not np.isnan(spent).all()}
 
 
 def _mean(values: Floats) -> float:
@@ -147,7 +140,7 @@ def undisturbed(turns: pd.DataFrame) -> pd.DataFrame:
 def deciding(turns: pd.DataFrame) -> pd.DataFrame:
     """The undisturbed ones; all, where these are too few."""
     calm = undisturbed(turns)
-    return calm if len(calm) >= max(FEWEST_PAIRS, ENOUGH * len(turns)) else turns
+    return calm if are_enough(len(calm), len(turns)) else turns
 
 
 def calm_enough(turns: pd.DataFrame, before: str, after: str) -> bool:
