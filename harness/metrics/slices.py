@@ -128,12 +128,11 @@ def undisturbed(turns: pd.DataFrame) -> pd.DataFrame:
     """The decode_slices, or pairs of them, beside which nothing else used the cores, in either turn of a
     pair. The rule looks at nothing which a change of an engine can move. All, where the machine does not
     tell."""
-    turn_ns = ("turn_ns", "turn_ns_before", "turn_ns_after")
     calm = np.ones(len(turns), bool)
-    for name in filter(turns.columns.__contains__, turn_ns):
-        others = name.replace("turn_ns", "others_ns")
-        if others in turns:  # not of older runs
-            calm &= (turns[others] <= HELD * turns[name] * turns["steps"]).to_numpy()
+    for side in ("", "_before", "_after"):
+        others, turn_ns = f"others_ns{side}", f"turn_ns{side}"
+        if {others, turn_ns} <= set(turns):  # older runs have no others_ns
+            calm &= (turns[others] <= HELD * turns[turn_ns] * turns["steps"]).to_numpy()
     return turns[calm]
 
 
