@@ -29,7 +29,8 @@ from experiments.common import command_line
 from experiments.common.record import write_result
 from experiments.common.repeated_runs import earlier
 from overlap_bench.harness.stats import bisection
-from overlap_bench.harness.stats.bisection import Floats, Trial
+from overlap_bench.harness.stats.bisection import Trial
+from overlap_bench.harness.stats.distributions import Floats
 
 COMMITS, EFFECT, MARGIN = 64, 0.02, 0.01
 MOST = 200  # trials of a search

@@ -41,7 +41,6 @@ from overlap_bench.harness.plan.factors import levels
 from overlap_bench.harness.stats import paired
 from overlap_bench.harness.stats.contrasts import (
     Contrast,
-    Floats,
     Plan,
     alone,
     estimate,
@@ -50,6 +49,7 @@ from overlap_bench.harness.stats.contrasts import (
     together,
     with_others,
 )
+from overlap_bench.harness.stats.distributions import Floats
 from overlap_bench.harness.stats.nodes import agreement, of_nodes
 from overlap_bench.harness.store.manifest import Manifest
 from overlap_bench.harness.store.tables import Block

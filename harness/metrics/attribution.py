@@ -92,8 +92,7 @@ class Painted:
 def paint(claims: Sequence[Spans]) -> Painted:
     """Cut time at every edge of `claims`; a piece has the number of the first of them that covers it, and
     len(claims) where none does. Spans of one claim may overlap; empty ones claim nothing."""
-    everything = [times for claim in claims for times in claim]
-    edges = np.unique(np.concatenate(everything)) if everything else np.empty(0, np.int64)
+    edges = np.unique(np.concatenate([times for claim in claims for times in claim]))
     labels = np.full(max(0, len(edges) - 1), len(claims), np.int64)
     for number in reversed(range(len(claims))):
         starts, ends = claims[number]

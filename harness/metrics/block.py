@@ -26,33 +26,25 @@ Rows = Callable[[str, str], pd.DataFrame]  # of an arm, from a table of the bloc
 Values = Mapping[str, Mapping[str, float]]  # arm → metric → the value of one block
 
 
-def of_block(
-    rows: Rows, arms: Sequence[str], objectives: Mapping[str, float] = MappingProxyType({})
-) -> dict[str, dict[str, float]]:
+def of_block(rows: Rows, arms: Sequence[str], objectives: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """arm → metric → the value of one block; OFFERED with them. `objectives` are Design.goodput."""
-    found = {}
-    steps = {arm: rows(arm, "steps") for arm in arms}
+    found = values_between(rows, arms)
     for arm in arms:
-        requests, rounds, work = (rows(arm, name) for name in ("requests", "rounds", "work"))
-        found[arm] = of_boot(requests, steps[arm], rounds, work, objectives)
+        requests, steps, rounds, work = (rows(arm, name) for name in ("requests", "steps", "rounds", "work"))
+        found[arm] |= of_boot(requests, steps, rounds, work, objectives)
         found[arm][OFFERED] = offered_rate(requests)
-    between = _between(steps, rows)
-    return {arm: values | between[arm] for arm, values in found.items()}
+    return found
 
 
 def values_between(rows: Rows, arms: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The metrics of each of these arms that are made of all of them."""
-    return _between({arm: rows(arm, "steps") for arm in arms}, rows)
-
-
-def _between(steps: Mapping[str, pd.DataFrame], rows: Rows) -> dict[str, dict[str, float]]:
-    """definitions.MATCHED of each arm, by the batches that all of them had, and what they have in turns. None
-    of an arm alone, nor where one of them has no step records, or took no turns."""
-    slices = {arm: rows(arm, "slices") for arm in steps}
-    found: dict[str, dict[str, float]] = {arm: {} for arm in steps}
-    for tables, values in ((steps, steps_matched), (slices, step_sliced)):
-        if len(tables) > 1 and all(map(len, tables.values())):
-            for arm, more in zip(tables, values(*tables.values()), strict=True):
+    """What is made of all of these arms: definitions.MATCHED of each, by the batches that all of them had,
+    and what they have in turns. None of an arm alone, nor where one of them has no step records, or took no
+    turns."""
+    found: dict[str, dict[str, float]] = {arm: {} for arm in arms}
+    for name, values in (("steps", steps_matched), ("slices", step_sliced)):
+        tables = [rows(arm, name) for arm in arms]
+        if len(tables) > 1 and all(map(len, tables)):
+            for arm, more in zip(arms, values(*tables), strict=True):
                 found[arm] |= more
     return found
 

@@ -56,7 +56,6 @@ def request_times(served: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary(samples: Floats) -> dict[str, float]:
-    """STATISTICS of samples."""
     if samples.size == 0:
         return dict.fromkeys(STATISTICS, np.nan)
     levels = [float(statistic[1:]) for statistic in STATISTICS[1:]]

@@ -24,6 +24,7 @@ from overlap_bench.harness.metrics.definitions import (
     PHASES_IN_TURNS,
     UNDISTURBED,
 )
+from overlap_bench.harness.metrics.steps import phase_ns
 
 TRIMMED = 0.2  # of the pairs, at each end: a rare stall of tens of ms must not decide
 HELD = 0.05  # of a turn: CPU time of processes that are not the run's, from which on it is disturbed
@@ -58,8 +59,7 @@ def of_turns(
         ends = ordered["append.start"].to_numpy()
     numbers, batches, tokens = (ordered[name].to_numpy() for name in ("step", "batch", "tokens"))
     decode = (ordered["kind"] == "decode").to_numpy()
-    known = parts is not None and len(parts) > 0
-    shares = parts.reindex(numbers)[list(PARTS)].to_numpy() if parts is not None and known else None
+    shares = None if parts is None or parts.empty else parts.reindex(numbers)[list(PARTS)].to_numpy()
     spent = _phases(ordered)
     rows = []
     for turn, had in enumerate(turns.itertuples()):
@@ -90,16 +90,9 @@ def of_turns(
 
 
 def _phases(ordered: pd.DataFrame) -> dict[str, Floats]:
-    """What each phase took in each step, ns, by its column; NaN in a step without it."""
-    found = {}
-    for phase in PHASES:
-        if not {f"{phase}.start", f"{phase}.end"} <= set(ordered):
-            continue
-        start, end = ordered[f"{phase}.start"].to_numpy(), ordered[f"{phase}.end"].to_numpy()
-        there = (start >= 0) & (end >= 0)
-        if there.any():
-            found[f"{PHASE}{phase}"] = np.where(there, end - start, np.nan)
-    return found
+    """What each phase that the engine has took in each step, ns, by its column."""
+    found = {f"{PHASE}{phase}": phase_ns(ordered, phase) for phase in PHASES}
+    return {name: spent for name, spent in found.items() if not np.isnan(spent).all()}
 
 
 def _mean(values: Floats) -> float:
@@ -135,19 +128,18 @@ def undisturbed(turns: pd.DataFrame) -> pd.DataFrame:
     """The decode_slices, or pairs of them, beside which nothing else used the cores, in either turn of a
     pair. The rule looks at nothing which a change of an engine can move. All, where the machine does not
     tell."""
-    turn_ns = ("turn_ns", "turn_ns_before", "turn_ns_after")
     calm = np.ones(len(turns), bool)
-    for name in filter(turns.columns.__contains__, turn_ns):
-        others = name.replace("turn_ns", "others_ns")
-        if others in turns:  # not of older runs
-            calm &= (turns[others] <= HELD * turns[name] * turns["steps"]).to_numpy()
+    for side in ("", "_before", "_after"):
+        others, turn_ns = f"others_ns{side}", f"turn_ns{side}"
+        if {others, turn_ns} <= set(turns):  # older runs have no others_ns
+            calm &= (turns[others] <= HELD * turns[turn_ns] * turns["steps"]).to_numpy()
     return turns[calm]
 
 
 def deciding(turns: pd.DataFrame) -> pd.DataFrame:
     """The undisturbed ones; all, where these are too few."""
     calm = undisturbed(turns)
-    return calm if len(calm) >= max(FEWEST_PAIRS, ENOUGH * len(turns)) else turns
+    return calm if are_enough(len(calm), len(turns)) else turns
 
 
 def calm_enough(turns: pd.DataFrame, before: str, after: str) -> bool:

@@ -114,13 +114,15 @@ def phase_times(steps: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(_phases_ns(steps), index=steps.index) / NS_PER_US
 
 
-def _phases_ns(steps: pd.DataFrame) -> dict[str, Times]:
+def _phases_ns(steps: pd.DataFrame) -> dict[str, Floats]:
     """0 where a step has no such phase: so they add up, and one that a toggle removes goes to 0."""
-    spent: dict[str, Times] = {}
-    for phase in PHASES:
-        start, end = steps[f"{phase}.start"].to_numpy(), steps[f"{phase}.end"].to_numpy()
-        spent[phase_metric(phase)] = np.where((start >= 0) & (end >= 0), end - start, 0)
-    return spent
+    return {phase_metric(phase): np.nan_to_num(phase_ns(steps, phase)) for phase in PHASES}
+
+
+def phase_ns(steps: pd.DataFrame, phase: str) -> Floats:
+    """What a phase took in each step, ns; NaN in a step without it."""
+    start, end = steps[f"{phase}.start"].to_numpy(), steps[f"{phase}.end"].to_numpy()
+    return np.where((start >= 0) & (end >= 0), end - start, np.nan)
 
 
 def steps_matched(before_steps: pd.DataFrame, *others: pd.DataFrame) -> tuple[dict[str, float], ...]:
@@ -173,7 +175,7 @@ def matched_share(arms: Sequence[pd.DataFrame]) -> list[float]:
     return [_mean(arm["batch"].isin(shared)) for arm in arms]
 
 
-def _mean_of_tokens(values: Times, each: Floats) -> float:
+def _mean_of_tokens(values: Times | Floats, each: Floats) -> float:
     """What one token of each request took: all of it, by all of them."""
     return float(values.sum() / each.sum()) if len(values) else np.nan
 

@@ -12,7 +12,7 @@ from overlap_bench.harness.plan.design import Arm, Design, Factor, Factorial, Le
 from overlap_bench.harness.plan.request import Request
 from overlap_bench.harness.plan.settings import complete, make_arm, parse_changes
 from overlap_bench.harness.stats import contrasts
-from overlap_bench.harness.stats.contrasts import Floats
+from overlap_bench.harness.stats.distributions import Floats
 
 DEFAULT_ENGINE = "overlap"
 FEWEST, MOST = 2, 5  # toggles: 2^5 are 32 arms, each with a boot in every block

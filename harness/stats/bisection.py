@@ -30,9 +30,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from overlap_bench.harness.stats.distributions import t_quantile
-
-Floats = npt.NDArray[np.float64]
+from overlap_bench.harness.stats.distributions import Floats, t_quantile
 
 ALPHA = 0.01  # of saying that good and bad differ where they do not
 LOOKS = (4, 6, 9, 13, 18, 24, 32)  # trials of good and bad, after which it is looked whether they do

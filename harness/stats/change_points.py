@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
-from overlap_bench.harness.stats.distributions import t_quantile
+from overlap_bench.harness.stats.distributions import Floats, t_quantile
 from overlap_bench.harness.stats.stopping import ALPHA
 
 LEVEL = 0.001  # of each test: a series that grows by a value a night is searched every night
@@ -29,8 +28,6 @@ FEWEST = 3  # values of a level: two that are far off are no level
 SHORTEST = 14  # values; of fewer, even the best split is matched by more than LEVEL of all orders
 ORDERS = 20_000  # that stand for all
 AT_ONCE = 1000
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overlap_bench.harness.stats import paired
+from overlap_bench.harness.stats.distributions import Floats
 
-Floats = NDArray[np.float64]
 Term = tuple[str, ...]  # the factors of an effect, in the order of their declaration
 NOTHING = 1e-9  # an alias up to this is zero but for rounding
 
@@ -49,18 +48,17 @@ class Plan:
     aliased: Mapping[Term, tuple[Term, ...]]
 
 
-def terms(factors: Sequence[str]) -> list[Term]:
-    """Every set of factors, by its size and then by declaration; the empty one is the mean."""
-    return [each for size in range(len(factors) + 1) for each in combinations(factors, size)]
-
-
 def plan(factors: Sequence[str], settings: Floats) -> Plan:
     """What can be estimated from `settings`, float64 [settings, factors] of -1 and +1: an effect is taken in
     if it is linearly independent of those before it. By least squares, what an estimate then contains besides
     its own effect is its row of the alias matrix (X1'X1)^-1 X1'X2 (Box & Wilson, J. R. Stat. Soc. B 1951);
     where that row holds an effect of the same order, neither is given."""
     places = {factor: place for place, factor in enumerate(factors)}
-    columns = {term: settings[:, [places[each] for each in term]].prod(axis=1) for term in terms(factors)}
+    columns = {  # of every set of factors, by its size and then by declaration; the empty one is the mean
+        term: settings[:, [places[each] for each in term]].prod(axis=1)
+        for size in range(len(factors) + 1)
+        for term in combinations(factors, size)
+    }
     taken: list[Term] = []
     for term in columns:
         if np.linalg.matrix_rank(_matrix(columns, [*taken, term])) > len(taken):

@@ -12,24 +12,25 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import fdtrc, fdtri, gammaincinv, ndtr, stdtr, stdtrit
 
-Floats = TypeVar("Floats", float, npt.NDArray[np.float64])
+Floats = npt.NDArray[np.float64]
+Value = TypeVar("Value", float, Floats)
 
 
-def t_quantile(p: Floats, freedom: int) -> Floats:
+def t_quantile(p: Value, freedom: int) -> Value:
     """Where Student's t stays below with chance `p`."""
-    found: Floats = stdtrit(freedom, p)
+    found: Value = stdtrit(freedom, p)
     return found
 
 
-def t_tail(x: Floats, freedom: int) -> Floats:
+def t_tail(x: Value, freedom: int) -> Value:
     """Chance that Student's t exceeds `x`."""
-    found: Floats = stdtr(freedom, -x)
+    found: Value = stdtr(freedom, -x)
     return found
 
 
-def chi2_quantile(p: Floats, freedom: int) -> Floats:
+def chi2_quantile(p: Value, freedom: int) -> Value:
     """Where chi-square stays below with chance `p`."""
-    found: Floats = 2 * gammaincinv(freedom / 2, p)
+    found: Value = 2 * gammaincinv(freedom / 2, p)
     return found
 
 
@@ -43,7 +44,7 @@ def f_tail(x: float, above: int, below: int) -> float:
     return float(fdtrc(above, below, x))
 
 
-def normal_tail(x: Floats) -> Floats:
+def normal_tail(x: Value) -> Value:
     """Chance that a standard normal variable exceeds `x`."""
-    found: Floats = ndtr(-x)
+    found: Value = ndtr(-x)
     return found

@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from overlap_bench.harness.stats.distributions import Floats
 from overlap_bench.harness.stats.paired import half_width
 
-Floats = NDArray[np.float64]
 HIDDEN = 0.3  # a slope beyond the best knee that is below this is no knee
 PARTLY = 0.05  # and a slope over all delays that is surely above this hides not all of them
 BESIDE = 0.1  # of what the largest delay is beyond the knee, what another one has to be

@@ -6,12 +6,10 @@ from bisect import bisect_left
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
-from overlap_bench.harness.stats.distributions import chi2_quantile, normal_tail, t_quantile
+from overlap_bench.harness.stats.distributions import Floats, chi2_quantile, normal_tail, t_quantile
 from overlap_bench.harness.stats.stopping import ALPHA
 
-Floats = npt.NDArray[np.float64]
 POWER = 0.8  # of a plan: in 4 of 5 runs a change of that size is detected
 CONFIDENCE = 0.8  # of the range that a plan gives
 
@@ -51,14 +49,10 @@ def fixed_plan(sd: float, margin: float, alpha: float = ALPHA) -> int:
     """
     if sd <= 0:
         return 2
-    target = margin / sd
-    low, high = 1, 2  # the power at `low` is too small; double `high` until its power is enough, then bisect
-    while detection_power(target, high, alpha) < POWER:
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if detection_power(target, middle, alpha) >= POWER else (middle, high)
-    return high
+    most = 2
+    while detection_power(margin / sd, most, alpha) < POWER:
+        most *= 2
+    return bisect_left(range(most), POWER, 2, key=lambda n: detection_power(margin / sd, n, alpha))
 
 
 def smallest_detectable(sd: float, n: int, alpha: float = ALPHA) -> float:

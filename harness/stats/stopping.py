@@ -35,11 +35,11 @@ CHUNK = 20_000
 SEED = 1987
 
 
-def until_decided(most: int, alpha: float = ALPHA) -> Until:
+def until_decided(most: int) -> Until:
     """The group-sequential plan of at most `most` blocks. Raises BadSetting where there is none."""
     _check(most, "--until-decided")
     places = looks(most)
-    return Until(rule="decided", looks=places, levels=levels(places, alpha))
+    return Until(rule="decided", looks=places, levels=levels(places, ALPHA))
 
 
 def until_clear() -> Until:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from overlap_bench.harness.common import intervals
 from overlap_bench.harness.trace import events
 from overlap_bench.harness.trace.events import NONE, Coder, Flags, Times, Trace
+from overlap_bench.harness.trace.times import UNTAKEN
 
 KIB, MIB = 2**10, 2**20
 # Upper bounds. Up to 64 KiB, a copy from pageable memory may return before it is done.
@@ -302,11 +303,8 @@ def launches(trace: Trace) -> Part:
     work = trace.work
     idle = stream_was_idle(trace)
     known = np.flatnonzero(work.call != NONE)
-    known = known[np.lexsort((work.start[known], work.call[known]))]
-    called = work.call[known]
-    first = (
-        known[np.r_[True, called[1:] != called[:-1]]] if len(known) else known
-    )  # of each call, what came first
+    known = known[np.argsort(work.start[known], kind="stable")]
+    first = known[np.unique(work.call[known], return_index=True)[1]]  # of each call, what came first
     latency = work.start[first] - trace.calls.start[work.call[first]]
     rows = []
     for label, chosen in (("any", np.ones(len(first), bool)), ("idle", idle[first])):
@@ -330,19 +328,13 @@ def stream_was_idle(trace: Trace) -> Flags:
     """For each row of Work whether its stream had finished all that started before it when the call that it
     came from began."""
     work = trace.work
-    result = np.zeros(len(work.start), bool)
-    if not len(result):
-        return result
-    order = np.lexsort((work.start, work.stream))
-    streams, ends = work.stream[order], work.end[order]
-    called = events.take(trace.calls.start, work.call, NONE)[order]
-    borders = np.flatnonzero(np.r_[True, streams[1:] != streams[:-1]]).tolist()
-    for low, high in zip(borders, [*borders[1:], len(order)], strict=True):
-        reach = np.maximum.accumulate(ends[low:high])
-        free = np.r_[True, reach[:-1] <= called[low + 1 : high]]
-        result[order[low:high]] = free
-    result &= work.call != NONE
-    return result
+    order = np.argsort(work.start, kind="stable")
+    streams = work.stream[order]
+    reach = pd.Series(work.end[order]).groupby(streams).cummax()
+    done = reach.groupby(streams).shift(fill_value=UNTAKEN).to_numpy()
+    result = np.empty(len(order), bool)
+    result[order] = done <= events.take(trace.calls.start, work.call, UNTAKEN)[order]
+    return result & (work.call != NONE)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -153,7 +153,6 @@ class Tables:
     # Events into rows
 
     def _placed(self, chosen: Sequence[Event]) -> dict[str, Iterable[Any]]:
-        """Times, track and name."""
         return {**self._timed(chosen), "track": self._tracks(chosen), "name": self._named(chosen)}
 
     def _ns(self, chosen: Sequence[Event]) -> Times:

@@ -39,7 +39,6 @@ class Table:
     end: Times
 
     def joined(self, other: Self) -> Self:
-        """The rows of both."""
         columns = ((getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
         return type(self)(*map(np.concatenate, columns))
 
@@ -145,16 +144,6 @@ class Coder:
         codes = np.fromiter((self.code(read(each)) for each in distinct.tolist()), np.int32, len(distinct))
         encoded: Codes = codes[positions]
         return encoded
-
-
-def match(wanted: Times, keys: Times) -> Times:
-    """For each wanted key the first row that has it, NONE where none has."""
-    if not len(keys):
-        return np.full(len(wanted), NONE, np.int64)
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    places = np.minimum(np.searchsorted(ordered, wanted), len(keys) - 1)
-    return np.where(ordered[places] == wanted, order[places], NONE)
 
 
 def take(column: NDArray[Any], rows: Times, otherwise: int) -> NDArray[Any]:

@@ -95,12 +95,13 @@ def _outermost(calls: Ids, rows: Times) -> Times:
 
 
 def _matched(keys: Times, wanted: Times) -> tuple[Times, Flags]:
-    """The first row of equal key for each, and whether there are more."""
-    return events.match(wanted, keys), np.isin(wanted, keys[pd.Series(keys).duplicated()])
+    """The first row of equal key for each, NONE where none has it, and whether there are more."""
+    distinct, first, counts = np.unique(keys, return_index=True, return_counts=True)
+    places = pd.Index(distinct).get_indexer(wanted)
+    return events.take(first, places, NONE), events.take(counts, places, 0) > 1
 
 
 def _on_several(correlation: Times, device: Codes) -> Flags:
-    """Whether work of more than one device has the id."""
     devices = pd.Series(device).groupby(correlation)
     several: Flags = (devices.transform("min") != devices.transform("max")).to_numpy()
     return several

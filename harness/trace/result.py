@@ -124,7 +124,6 @@ def _other_length(before: Trace, after: Trace) -> Iterator[str]:
 
 
 def _other_work(before: Source, after: Source) -> Iterator[str]:
-    """Windows of unequal work."""
     if before.steps and after.steps and before.steps != after.steps:
         yield (
             f"the traces hold unequal work, {before.steps} steps before and {after.steps} after: the summary "

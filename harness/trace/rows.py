@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from overlap_bench.harness.trace import events, pairs, times
 from overlap_bench.harness.trace.events import NONE, Calls, Codes, Copies, Flags, Work
 from overlap_bench.harness.trace.pairs import Ids
-from overlap_bench.harness.trace.times import Faults
 
 Columns = dict[str, NDArray[Any]]  # of equal length
 
@@ -36,7 +35,7 @@ class LeftOut:
             (self.untaken, "whose time was not taken (it is 0, missing, or far from all others)"),
             (self.unfinished, "that did not end in the trace (no end, or one before the start)"),
         ):
-            things = [counted(count, name) for name, count in counts.items() if count]
+            things = [counted(count, name) for name, count in counts.items()]
             if things:
                 busier = any(counts[name] for name in OF_WORK)
                 more = "; the devices were busier than shown" if busier else ""
@@ -62,26 +61,17 @@ def sound(tables: Mapping[str, Columns]) -> tuple[dict[str, Columns], LeftOut]:
     left_out = LeftOut(Counter(), Counter())
     kept = dict(tables)
     for table, faults in found.items():
-        rows = tables[table]
-        kept[table] = only(rows, ~(faults.untaken | faults.unfinished))
-        for name, each in _named(table, rows, faults):
-            left_out.untaken[name] += int(each.untaken.sum())
-            left_out.unfinished[name] += int(each.unfinished.sum())
+        kept[table] = only(tables[table], ~(faults.untaken | faults.unfinished))
+        left_out.untaken.update(_names(table, only(tables[table], faults.untaken)))
+        left_out.unfinished.update(_names(table, only(tables[table], faults.unfinished)))
     return kept, left_out
 
 
-def _named(table: str, rows: Columns, faults: Faults) -> Iterator[tuple[str, Faults]]:
-    if table != "work":
-        yield ONE_OF[table], faults
-        return
-    for kind, name in enumerate(OF_WORK):
-        chosen = rows["kind"] == kind
-        yield name, Faults(faults.untaken & chosen, faults.unfinished & chosen)
-
-
-def _of_kinds(kind: Codes) -> Counter[str]:
-    """How much work there is of each kind, by name."""
-    return Counter(dict(zip(OF_WORK, np.bincount(kind, minlength=len(OF_WORK)).tolist(), strict=True)))
+def _names(table: str, rows: Columns) -> list[str]:
+    """What each row is."""
+    if table == "work":
+        return [OF_WORK[kind] for kind in rows["kind"].tolist()]
+    return [ONE_OF[table]] * len(rows["start"])
 
 
 def only(rows: Columns, chosen: NDArray[Any]) -> Columns:
@@ -122,7 +112,7 @@ def launched(
     # another's looks like it.
     call = np.where(untold[work["device"]], NONE, found.call)[~untaken]
     warnings = tuple(_warnings(found.untold, early, work["device"], devices, untold))
-    left_out.untaken.update(_of_kinds(work["kind"][untaken]))
+    left_out.untaken.update(_names("work", only(work, untaken)))
     work = only(work, ~untaken)
     called = events.take(calls["process"], call, NONE)
     return Launched(

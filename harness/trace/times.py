@@ -54,15 +54,12 @@ def near_zero(times: Times) -> Flags:
 
 def _of_table(start: Times, end: Times, bounds: Bounds, silence: int) -> Faults | None:
     low, high, from_zero = bounds
-    unended = end < start
-    if start.min() > ZERO and start.min() >= low and end.max() <= high and not unended.any():
-        return None  # as all of a sound trace: nothing is copied
     untaken = (start < low) | (start > high) | (end > high)
     # What took no time at 0 is none either: whatever a device or a call does takes some.
     untaken |= (start == 0) & (end == 0)
     if from_zero > silence:
         untaken |= near_zero(start)
-    unfinished = unended & ~untaken
+    unfinished = (end < start) & ~untaken
     return Faults(untaken, unfinished) if (untaken | unfinished).any() else None
 
 

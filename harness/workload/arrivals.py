@@ -100,7 +100,6 @@ def parse_ramp(text: str) -> tuple[float, int | None]:
 
 
 def burst(workload: Workload, random: np.random.Generator) -> list[int]:
-    """Everything at once."""
     return [0] * workload.num_requests
 
 

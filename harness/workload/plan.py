@@ -308,7 +308,7 @@ def check(workload: Workload) -> None:
     if "" in workload.stop:
         raise BadSetting("a stop string is empty: it would end every request at once")
     for name, texts in (("prompt", [workload.prompt or ""]), ("stop", workload.stop)):
-        if not all(map(_is_text, texts)):
+        if any(map(source.SURROGATE.search, texts)):
             raise BadSetting(f"{name} is not UTF-8 text")
     if workload.arrival == "trace":
         _check_trace(workload)
@@ -390,12 +390,3 @@ def _check_trace(workload: Workload) -> None:
         raise BadSetting(f"the {len(entries)} requests of the trace are not all due within a day")
     if workload.rate is not None and entries[0].at_ms == entries[-1].at_ms:
         raise BadSetting(f"rate does not apply here: all {len(entries)} of the trace come at once")
-
-
-def _is_text(text: str) -> bool:
-    """A command line may hold any bytes; Python passes on as surrogates what is no text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -26,6 +26,7 @@ import msgspec
 
 from overlap_bench.engines.api import BadFile
 from overlap_bench.harness.common.text_files import read_utf8
+from overlap_bench.harness.workload.prompts import SURROGATE
 
 JSON_NAMES = (".json", ".jsonl", ".ndjson")  # of a file that is no plain text, whatever it holds
 TABLES = (".csv", ".tsv")
@@ -177,21 +178,18 @@ def _decoded(where: str, item: str, remedy: str = "") -> object:
 
 def _asked(where: str, value: object) -> Asked | None:
     """What is asked by one value; None where nobody asks anything."""
-    found = _candidates(where, value)
+    candidates = _candidates(where, value)
     if isinstance(value, dict) and value.keys().isdisjoint((*TEXTS, *TURNS)):
         raise BadFile(
             f"{where} has none of the keys {', '.join((*TEXTS, *TURNS))}; it has {_shown(list(value))}"
         )
-    asked = {name: each for name, each in found.items() if each is not None and each.prompt.strip()}
+    asked = {name: each for name, each in candidates.items() if each is not None and each.prompt.strip()}
     if len({each.prompt for each in asked.values()}) > 1:
         raise BadFile(f"{where}: it is not clear which is asked, {' or '.join(asked)}; keep one of them")
-    for each in asked.values():
-        try:
-            each.prompt.encode()
-        except UnicodeEncodeError:
-            raise BadFile(f"{where}: its prompt holds half of a surrogate pair, which is no text") from None
-        return each
-    return None
+    found = next(iter(asked.values()), None)
+    if found is not None and SURROGATE.search(found.prompt):
+        raise BadFile(f"{where}: its prompt holds half of a surrogate pair, which is no text")
+    return found
 
 
 def _candidates(where: str, value: object) -> dict[str, Asked | None]:
@@ -233,7 +231,6 @@ def _opening(where: str, turns: object) -> Asked | None:
 
 
 def _said(where: str, turn: object) -> tuple[str, str]:
-    """Who speaks in a turn, and what."""
     for who, what in SPEAKERS:
         if isinstance(turn, dict) and who in turn:
             content = turn.get(what) or ""  # null where a tool is called instead

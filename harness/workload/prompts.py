@@ -32,6 +32,7 @@ DOCUMENTED = (
 )  # fmt: skip
 PASSAGE_CHARACTERS = range(60, 601)  # one to a few sentences: 15-150 tokens, fits the smallest context
 CODE = re.compile(r">>>|::|\*\*|``|__|==|\|")
+SURROGATE = re.compile("[\ud800-\udfff]")  # in place of what is no text: bytes of a command line, half a pair
 
 TRIES = 64  # texts looked at for one of exactly the wanted number of tokens
 LEAD_WORDS = 4
@@ -104,7 +105,6 @@ def is_prose(paragraph: str) -> bool:
 
 @cache  # every arm asks for it in every round
 def load_tokenizer(path: str) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json`."""
     from tokenizers import Tokenizer  # here, not above: the load generator imports this package, and is light
 
     try:

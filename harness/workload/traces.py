@@ -42,8 +42,6 @@ Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
 class Mooncake(msgspec.Struct, frozen=True):
-    """One line of the format."""
-
     timestamp: float
     input_length: AtLeast1
     output_length: AtLeast1
@@ -74,11 +72,6 @@ class Trace:
 
     entries: tuple[Entry, ...]
     failed: int
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest request, input and output."""
-        return max(entry.input_tokens + entry.output_tokens for entry in self.entries)
 
 
 @lru_cache(maxsize=8)
@@ -124,7 +117,6 @@ def _numbered(path: str, file: TextIO) -> Iterator[tuple[int, dict[str, object]]
 
 
 def _lines(path: str, before: int, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, object]]]:
-    """JSON lines."""
     for number, line in enumerate(lines, start=before + 1):
         if not line.strip():
             continue
@@ -135,7 +127,6 @@ def _lines(path: str, before: int, lines: Iterable[str]) -> Iterator[tuple[int, 
 
 
 def _rows(path: str, before: int, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, object]]]:
-    """Rows of a CSV."""
     rows = csv.DictReader(lines)
     for row in rows:
         number = before + rows.line_num
@@ -186,10 +177,11 @@ def check_fit(trace: Trace, scale: float, context: int) -> None:
     if all(scaled(each.input_tokens, scale) + scaled(each.output_tokens, scale) <= context
            for each in trace.entries):  # fmt: skip
         return
-    fitting = (context - 1) / trace.longest  # 1: for two lengths that are rounded up
+    longest = max(each.input_tokens + each.output_tokens for each in trace.entries)
+    fitting = (context - 1) / longest  # 1: for two lengths that are rounded up
     digits = 1 - math.floor(math.log10(fitting))
     raise BadSetting(
-        f"the trace asks for up to {trace.longest} tokens, input and output, and the context holds "
+        f"the trace asks for up to {longest} tokens, input and output, and the context holds "
         f"{context}: trace_scale={math.floor(fitting * 10**digits) / 10**digits:g} makes them fit"
     )
 

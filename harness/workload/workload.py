@@ -116,13 +116,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that it is made of."""
         prompts = None if self.of_python else self.prompts
         return tuple(path for path in (prompts, self.trace) if path is not None)
 
     @property
     def of_python(self) -> bool:
-        """Whether its prompts are out of Python's documentation."""
         return self.prompts in source.OF_PYTHON
 
 

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support import nsys_export as made
 from tests.support.in_process import bench, complaint
 from tests.support.traces import SPLIT, refused, two
@@ -28,22 +30,17 @@ def test_the_command_prints_tables_that_fit_a_pipe(tmp_path: Path) -> None:
 def test_bad_input_is_one_line_and_exit_2(tmp_path: Path) -> None:
     none = tmp_path / "none.sqlite"
     assert complaint("trace", str(none)) == f"bench: cannot read the trace {none}: No such file or directory"
-
-
-def test_a_missing_and_an_empty_file_are_refused(tmp_path: Path) -> None:
-    assert "No such file" in refused(tmp_path / "none.sqlite")
     assert "Is a directory" in refused(tmp_path)
-    (tmp_path / "empty.sqlite").touch()
-    assert refused(tmp_path / "empty.sqlite").endswith("empty.sqlite is empty")
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_text("kernel 1: 3 us\n")
-    assert "neither an SQLite export of nsys" in refused(path)
-
-
-def test_a_report_of_nsys_is_refused_with_the_command_that_exports_it(tmp_path: Path) -> None:
-    path = tmp_path / "run.nsys-rep"
-    path.write_bytes(b"\x00\x01NSIGHT" * 10)
-    assert refused(path).endswith("nsys export --type sqlite --output run.sqlite run.nsys-rep")
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("empty.sqlite", b"", "empty.sqlite is empty"),
+        ("notes.txt", b"kernel 1: 3 us\n", "is neither an SQLite export of nsys"),
+        ("run.nsys-rep", b"\0NSIGHT", "nsys export --type sqlite --output run.sqlite run.nsys-rep"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert said in refused(tmp_path / name)

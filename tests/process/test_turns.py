@@ -11,6 +11,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+import msgspec
 import pytest
 
 from overlap_bench.engines import api
@@ -92,12 +93,17 @@ def test_an_arm_that_keeps_its_turn_ends_the_run_by_name(session: Session) -> No
         take_turns(session, booted)
 
 
-def test_an_arm_waits_longer_where_more_others_have_their_turns(tmp_path: Path) -> None:
-    fifo = tmp_path / "fifo"
+def turns_of_one(folder: Path, order: api.BeginTurns, **delay: Any) -> tuple[Turns, int]:
+    """Turns of a host whose baton comes back to itself, and the end by which it is given that."""
+    fifo = folder / "fifo"
     os.mkfifo(fifo)
     end = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    return Turns(msgspec.structs.replace(order, next=str(fifo)), end, [os.getpid()], **delay), end
+
+
+def test_an_arm_waits_longer_where_more_others_have_their_turns(tmp_path: Path) -> None:
     arms, longest_s = 32, 0.4
-    turns = Turns(api.BeginTurns(STEPS, 1, str(fifo), arms), end, [os.getpid()])
+    turns, _ = turns_of_one(tmp_path, api.BeginTurns(STEPS, 1, "", arms))
     turns._longest_ns = round(longest_s * 1e9)
     assert turns.patience_s > 1.5 * (arms - 1) * longest_s
 
@@ -139,10 +145,7 @@ def test_a_baton_that_finds_nobody_with_work_is_dropped(tmp_path: Path) -> None:
 
 def test_an_engine_is_parked_once_it_has_all_its_requests(tmp_path: Path) -> None:
     """What it does to get ready, and to take them in, happens beside nobody's turn."""
-    fifo = tmp_path / "one"
-    os.mkfifo(fifo)
-    end = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
-    turns = Turns(api.BeginTurns(STEPS, 2, str(fifo), 1), end, [os.getpid()])
+    turns, end = turns_of_one(tmp_path, api.BeginTurns(STEPS, 2, "", 1))
     time.sleep(0.05)  # of getting ready
     assert not turns.count_request()
     complete_ns = perf_counter_ns()
@@ -155,17 +158,14 @@ def test_an_engine_is_parked_once_it_has_all_its_requests(tmp_path: Path) -> Non
 
 
 def test_each_turn_has_the_delay_that_it_was_given_and_says_what_it_took(tmp_path: Path) -> None:
-    fifo = tmp_path / "one"
-    os.mkfifo(fifo)
-    end = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     put: list[tuple[str, int]] = []
 
     def delay(phase: str, ns: int) -> int:
         put.append((phase, ns))
         return 7 * len(put)
 
-    order = api.BeginTurns(1, 0, str(fifo), 1, delays=[("", 0), ("schedule", 500)])
-    turns = Turns(order, end, [os.getpid()], delay)
+    order = api.BeginTurns(1, 0, "", 1, delays=[("", 0), ("schedule", 500)])
+    turns, end = turns_of_one(tmp_path, order, delay=delay)
     os.write(end, bytes(1))
     for _ in range(3):
         assert turns.take()

@@ -78,8 +78,8 @@ def segment(delays: list[tuple[str, int]], step_us: list[float]) -> tuple[pd.Dat
         taken = now
         for _ in range(4):
             began, now = now, now + round(took * US)
-            rows.append({"step": len(rows), "schedule.start": began, "schedule.end": began + 20 * US})
-            rows[-1] |= {"device_end_ns": now, "append.start": -1, "append.end": -1}
+            rows.append(dict.fromkeys(api.STEP_COLUMNS, -1) | {"step": len(rows), "device_end_ns": now})
+            rows[-1] |= {"schedule.start": began, "schedule.end": began + 20 * US}
         delayed = 4 * delays[turn % len(delays)][1]
         turns.append({"taken_ns": taken, "drained_ns": now + 1, "delayed_ns": delayed, "parked_ns": 0})
         turns[-1] |= {"parked_cpu_ns": 0, "others_ns": 0}

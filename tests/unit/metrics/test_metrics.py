@@ -118,16 +118,8 @@ def test_both_conventions_by_their_formulas() -> None:
     expect("itl_chunk_ms", [gap for each in served for gap in np.diff(each["chunk_ns"])])
 
     expect("submit_lag_ms", [max(0, each["sent_ns"] - each["scheduled_ns"]) for each in served])
-    expect("add_request_ms", [each["submitted_ns"] - each["sent_ns"] for each in served])
-    expect("tokenize_ms", [each["tokenized_ns"] - each["accepted_ns"] for each in served])
-    expect("queue_wait_ms", [each["admitted_ns"] - each["tokenized_ns"] for each in served])
-    expect("prefill_first_ms", [each["token_ns"][0] - each["admitted_ns"] for each in served])
     expect("itl_token_ms", [gap for each in served for gap in np.diff(each["token_ns"])])
     expect("latency_ms", [each["finished_ns"] - each["sent_ns"] for each in served])
-    expect("ttft_scheduled_ms", [each["chunk_ns"][0] - each["scheduled_ns"] for each in served])
-    tokens = sum(each["completion_tokens"] for each in served)
-    assert values["throughput_tok_s"] == pytest.approx(tokens / 0.2)
-    assert values["throughput_req_s"] == pytest.approx(3 / 0.2)
 
 
 def test_goodput_counts_requests_that_meet_every_objective() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlap_bench.engines.api import STEP_COLUMNS
 from overlap_bench.harness.metrics import definitions, slices
 from overlap_bench.harness.metrics.definitions import SLICED
 
@@ -16,7 +17,8 @@ def steps_of(ends_ms: list[float], kinds: list[str] | None = None, batch: int = 
     """Step records whose programs end at these times and take half a ms."""
     ends = np.array([round(end * MS) for end in ends_ms])
     return pd.DataFrame(
-        {
+        dict.fromkeys(STEP_COLUMNS, -1)
+        | {
             "step": np.arange(100, 100 + len(ends)),
             "kind": kinds or ["decode"] * len(ends),
             "batch": batch,
@@ -270,7 +272,6 @@ def test_a_phase_is_told_by_turns_of_the_steps_that_have_it() -> None:
     steps["append.start"] = [round(end * MS) for end in [1, 3, 5, 21, 23, 26]]
     steps["append.end"] = steps["append.start"] + np.array(took) * 1_000
     steps.loc[5, ["append.start", "append.end"]] = -1
-    steps["output.start"], steps["output.end"] = -1, -1
     found = slices.of_turns(steps, turns_of((0, 6), (20, 27)), lead=1)
     assert found["phase.append"].tolist() == [20_000, 50_000]
     assert "phase.output" not in found

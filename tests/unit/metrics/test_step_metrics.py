@@ -119,14 +119,21 @@ def test_every_metric_has_a_description_and_the_other_way_round() -> None:
     assert all(name == metric.name for name, metric in definitions.METRICS.items())
 
 
-def chain(*batches_and_ms: tuple[int, int]) -> pd.DataFrame:
-    """Decode steps of the given batch sizes and lengths, back to back, after one that is in no interval."""
+def gapped(*steps: tuple[int, int, int]) -> pd.DataFrame:
+    """Decode steps of (batch, ms of host time exposed in front of it, ms on the device), after one that is in
+    no interval."""
     rows: list[Row] = [(0, DECODE, 1, 0, 1)]
     work = [(0, 0, 0, 1)]
-    for number, (batch, length) in enumerate(batches_and_ms, start=1):
+    for number, (batch, exposed, on_device) in enumerate(steps, start=1):
         rows.append((number, DECODE, batch, 0, 1))
-        work.append((0, number, work[-1][3], work[-1][3] + length))
+        start = work[-1][3] + exposed
+        work.append((0, number, start, start + on_device))
     return frames(record(rows, work))[0]
+
+
+def chain(*batches_and_ms: tuple[int, int]) -> pd.DataFrame:
+    """Decode steps of the given batch sizes and lengths, back to back."""
+    return gapped(*((batch, 0, length) for batch, length in batches_and_ms))
 
 
 def matched(*steps: pd.DataFrame) -> list[float]:
@@ -141,17 +148,6 @@ def test_matching_undoes_a_change_of_mix() -> None:
     faster = chain((4, 9), (4, 9), (8, 16))
     assert matched(before, faster) == pytest.approx([17.5, (3 * 16 + 9) / 4])
     assert all(math.isnan(value) for value in matched(before, chain((64, 80))))
-
-
-def gapped(*steps: tuple[int, int, int]) -> pd.DataFrame:
-    """Decode steps of (batch, ms of host time exposed in front of it, ms on the device)."""
-    rows: list[Row] = [(0, DECODE, 1, 0, 1)]
-    work = [(0, 0, 0, 1)]
-    for number, (batch, exposed, on_device) in enumerate(steps, start=1):
-        rows.append((number, DECODE, batch, 0, 1))
-        start = work[-1][3] + exposed
-        work.append((0, number, start, start + on_device))
-    return frames(record(rows, work))[0]
 
 
 def test_a_step_with_one_part_held_by_hand() -> None:

@@ -48,17 +48,16 @@ def test_what_is_hidden_at_every_size_has_no_knee_in_reach() -> None:
 def test_a_part_of_each_us_that_is_felt_is_not_said_to_be_hidden() -> None:
     sizes = np.repeat([300.0, 900.0, 1_700.0, 3_400.0], 20)
     noise = np.random.default_rng(3)
-    trials = [knee.points(sizes, 0.25 * sizes + noise.normal(0, 5, len(sizes)), sizes) for _ in range(5)]
-    found = knee.over_trials(trials)
-    assert found.slope_low < 0.25 < found.slope_high
-    assert found.slack == 0.0
-    later = 0.28 * np.maximum(0, sizes - 1_000)
-    found = knee.over_trials(
-        [knee.points(sizes, later + noise.normal(0, 5, len(sizes)), sizes) for _ in range(5)]
-    )
-    assert found.slack is None  # the first 1,000 us are hidden
-    hidden = knee.over_trials([knee.points(sizes, noise.normal(0, 30, len(sizes)), sizes) for _ in range(5)])
-    assert hidden.slack is None
+
+    def found(costs: np.ndarray, noise_us: float) -> knee.Knee:
+        drawn = [costs + noise.normal(0, noise_us, len(sizes)) for _ in range(5)]
+        return knee.over_trials([knee.points(sizes, each, sizes) for each in drawn])
+
+    partly = found(0.25 * sizes, 5)
+    assert partly.slope_low < 0.25 < partly.slope_high
+    assert partly.slack == 0.0
+    assert found(0.28 * np.maximum(0, sizes - 1_000), 5).slack is None  # the first 1,000 us are hidden
+    assert found(0 * sizes, 30).slack is None
 
 
 def test_one_delay_that_is_felt_tells_no_slope_and_is_not_said_to_be_hidden() -> None:

@@ -142,12 +142,6 @@ def test_rows_without_a_time_or_an_end_are_counted(tmp_path: Path, table: str) -
         assert trace.warnings[0].startswith(f"left out: 1 {one} {why}")
 
 
-def test_a_kernel_whose_start_alone_was_not_taken_is_told_by_its_call(tmp_path: Path) -> None:
-    trace = changed(tmp_path, f"UPDATE {KERNEL} SET start = 0 WHERE correlationId = 100001;")
-    assert values(part(trace, "devices"), "0")["busy_ms"] == pytest.approx(0.05)
-    assert trace.warnings[0].startswith("left out: 1 kernel whose time was not taken")
-
-
 def test_an_id_that_is_missing_costs_no_row(tmp_path: Path) -> None:
     trace = changed(tmp_path, f"UPDATE {KERNEL} SET globalPid = NULL WHERE correlationId = 1;")
     assert (trace.rows(), trace.devices) == (sound(tmp_path).rows(), ("0",))

@@ -56,9 +56,14 @@ def compared(folder: Path, of_profile: bool = False) -> TraceResult:
     return result(before, after, of_profile)
 
 
-def test_two_traces_begin_with_ten_lines_that_lead_with_what_changed_most(tmp_path: Path) -> None:
-    page = trace_tables.page(Brief(compared(tmp_path)))
-    (table,) = page.tables
+def test_two_traces_lead_with_what_changed_most_per_step(tmp_path: Path) -> None:
+    found = compared(tmp_path)
+    assert [row.key for row in found.parts["kernels"].rows[:2]] == [["1", COLLECTIVE], ["0", COLLECTIVE]]
+    assert found.parts["calls"].rows[0].key == ["cudaMemsetAsync"]
+    numbered = found.parts["ranges"].rows[0]
+    assert (numbered.key, numbered.values["count"].before) == (["ProfilerStep#N"], 68)
+    assert any("34 steps before and 30 after" in line for line in found.warnings)
+    (table,) = trace_tables.page(Brief(found)).tables
     assert table.title == "What changed most, us per step, of 34 and 30 steps"
     assert len(table.rows) <= 10
     lines = {row[:2]: row[2:] for row in table.rows}
@@ -88,22 +93,10 @@ def test_the_longest_gap_says_what_the_host_did_in_it(tmp_path: Path) -> None:
     }
 
 
-def test_steps_that_are_numbered_are_one_range(tmp_path: Path) -> None:
-    (row,) = compared(tmp_path).parts["ranges"].rows[:1]
-    assert (row.key, row.values["count"].before) == (["ProfilerStep#N"], 68)
-
-
-def test_work_that_is_unequal_is_said(tmp_path: Path) -> None:
-    assert any("34 steps before and 30 after" in line for line in compared(tmp_path).warnings)
+def test_traces_of_equal_work_have_no_warning_of_it(tmp_path: Path) -> None:
     same = training(tmp_path / "same.json", 4, (5.0, 5.0))
     side = trace_file.read(same), analysis.analyse(trace_file.read(same))
     assert not any("unequal work" in line for line in result(side, side).warnings)
-
-
-def test_tables_of_two_traces_lead_with_what_changed_most_per_step(tmp_path: Path) -> None:
-    found = compared(tmp_path)
-    assert [row.key for row in found.parts["kernels"].rows[:2]] == [["1", COLLECTIVE], ["0", COLLECTIVE]]
-    assert found.parts["calls"].rows[0].key == ["cudaMemsetAsync"]
 
 
 def test_the_arms_of_a_profile_stand_beside_each_other_and_are_not_compared(tmp_path: Path) -> None:

@@ -77,15 +77,6 @@ def test_what_is_no_workload_is_refused_in_one_line(options: dict[str, object], 
     assert complaint in refusal(lambda: check(Workload(**options)))
 
 
-@pytest.mark.parametrize(("content", "complaint"), [(b" \n\n", "it is empty"), (b"\xff\xff", "UTF-8")])
-def test_a_useless_file_of_prompts_is_named(tmp_path: Path, content: bytes, complaint: str) -> None:
-    path = tmp_path / "prompts.txt"
-    path.write_bytes(content)
-    with pytest.raises(BadSetting, match=complaint) as caught:
-        check(Workload(prompts=str(path)))
-    assert str(path) in str(caught.value)
-
-
 def test_requests_take_the_lines_of_a_file_in_turn(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text(
@@ -147,8 +138,9 @@ def test_each_request_is_sampled_with_a_seed_of_its_own_that_the_round_decides()
 def test_tokens_need_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match="pretok needs the engine's tokenizer"):
         plan(Workload(), 0, "", 512)
-    with pytest.raises(BadSetting, match="input_tokens needs the engine's tokenizer"):
-        plan(Workload(pretok=False, input_tokens=4), 0, "", 512)
+    for option, value in (("input_tokens", 4), ("unique_prompts", True)):
+        with pytest.raises(BadSetting, match=f"{option} needs the engine's tokenizer"):
+            plan(Workload(pretok=False, **{option: value}), 0, "", 512)
     missing = str(tmp_path / "tokenizer.json")
     with pytest.raises(BadSetting, match=r"cannot read the tokenizer .*tokenizer\.json"):
         plan(Workload(), 0, missing, 512)
@@ -233,8 +225,3 @@ def test_a_distribution_must_fit_the_context_with_its_longest(tokenizer_path: st
 def test_more_unique_prompts_than_words_are_refused(tokenizer_path: str) -> None:
     with pytest.raises(BadSetting, match="unique prompts, not for 9000; ask for fewer"):
         plan(Workload(unique_prompts=True, num_requests=9000), 0, tokenizer_path, 512)
-
-
-def test_unique_prompts_need_a_tokenizer() -> None:
-    with pytest.raises(BadSetting, match="unique_prompts needs the engine's tokenizer"):
-        plan(Workload(pretok=False, unique_prompts=True), 0, "", 512)
