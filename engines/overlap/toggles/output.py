@@ -29,7 +29,7 @@ import msgspec
 from overlap_bench.engines.api import EngineError, Toggle
 
 if TYPE_CHECKING:
-    from overlap_bench.engines.api import Finish, HostRanges
+    from overlap_bench.engines.api import HostRanges
     from overlap_bench.engines.output import Opening, OutputProcessor, Produced, Stopped
     from overlap_bench.engines.overlap.output_process import FromOutput, ToOutput
 
@@ -72,8 +72,8 @@ class Output:
     def flush(self) -> None:
         """Return once all that was handed over is sent."""
 
-    def close(self, finish: Finish) -> None:
-        """A request ended without a last token; nothing more is handed over for it."""
+    def close(self, request: int) -> None:
+        """A request was ended at a stop string; nothing more is handed over for it."""
 
     def keep_ranges(self) -> None:
         """From now on note what another process does, if there is one."""
@@ -110,8 +110,8 @@ class Inline(Output):
     def stopped(self) -> Sequence[Stopped]:
         return _taken(self._stopped)
 
-    def close(self, finish: Finish) -> None:
-        self.processor.close(finish)
+    def close(self, request: int) -> None:
+        self.processor.close(request)
 
 
 class Deferred(Inline):
@@ -133,10 +133,6 @@ class Deferred(Inline):
 
     def flush(self) -> None:
         self.catch_up()
-
-    def close(self, finish: Finish) -> None:
-        self.catch_up()  # its last token may be among what is held
-        self.processor.close(finish)
 
 
 def _taken(stopped: list[Stopped]) -> Sequence[Stopped]:
@@ -203,8 +199,8 @@ class InProcess(Output):
         self._hear()
         return _taken(self._stopped)
 
-    def close(self, finish: Finish) -> None:
-        self._send(self._other.ToOutput(closed=[finish]))
+    def close(self, request: int) -> None:
+        self._send(self._other.ToOutput(closed=[request]))
 
     def keep_ranges(self) -> None:
         self._send(self._other.ToOutput(ranges=self._other.KEEP))
