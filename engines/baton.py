@@ -107,7 +107,6 @@ class Turns:
         os.write(self._next, bytes([1 if idle else 0]))
 
     def table(self) -> TurnTable:
-        """The turns so far, as rows."""
         whole = len(self._rows) // len(TURN_COLUMNS) * len(TURN_COLUMNS)
         return TurnTable(whole // len(TURN_COLUMNS), self._rows[:whole].tobytes())
 

@@ -168,8 +168,6 @@ class Host:
                 case api.Submit(request):
                     engine.submit(request)
                     self._count_request()
-                case api.Cancel(request_id):
-                    engine.cancel(request_id)
                 case api.BeginRound():
                     engine.begin_round()
                     self.reply(api.Begun(self.config.name))
@@ -223,7 +221,6 @@ def origin(engine: api.Engine) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """Where an error was raised: file, line, function."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{os.path.basename(last.filename)}:{last.lineno}, in {last.name}"
 

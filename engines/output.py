@@ -118,16 +118,9 @@ class OutputProcessor:
         if events:
             self._sink.send(events)
 
-    def close(self, finish: Finish) -> None:
-        """The engine ended a request without a last token: it was cancelled, or came to a stop string, which
-        is old news here."""
-        stream = self._streams.pop(finish.id, None)
-        if stream is None:
-            self._sink.send([finish])
-        elif not stream.stopped:
-            stream.text += self._rest(stream)
-            unsent = [_chunk(finish.id, stream, last=True)] if stream.token_ids or stream.text else []
-            self._sink.send([*unsent, finish])
+    def close(self, request: int) -> None:
+        """The engine has ended a request whose text came to a stop string."""
+        self._streams.pop(request, None)
 
     def _decoded(self, stream: _Stream, token: int) -> str:
         """The text that is whole with this token; "" where it ends inside of a character."""

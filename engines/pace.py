@@ -102,7 +102,6 @@ class Ledger:
     wake_ns: int = 0  # from the end of an event to the thread that waited for it
 
     def times(self, factor: float) -> Ledger:
-        """The same ledger, each cost `factor` times."""
         return Ledger(*(round(factor * getattr(self, each.name)) for each in fields(self)))
 
     @property
@@ -128,7 +127,6 @@ class Pace:
     stretch: float = 1.0
 
     def ns(self, size: Size) -> int:
-        """How long a program of this size takes."""
         return round(size.times * self._once(size))
 
     def ns_of(self, sizes: Sequence[Size]) -> int:

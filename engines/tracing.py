@@ -99,7 +99,6 @@ class Window:
         self._steps = 0
 
     def add_step(self, step: int, kind: str) -> None:
-        """A step was scheduled."""
         if not self._steps or self.closed_ns >= 0:
             return
         self._in_a_row = self._in_a_row + 1 if kind == "decode" else 0

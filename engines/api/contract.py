@@ -142,7 +142,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="f"):
 
     Its STAMPS and `token_ns` are each -1 or in chronological order, after the request was sent and
     before this arrives. A request whose records break that, whose tokens are not `completion_tokens`, or that
-    ends cancelled when nobody cancelled it, counts as failed.
+    ends cancelled, which nobody asks for, counts as failed.
 
     sent_ns, submitted_ns and arrived_ns are for an engine that is itself the client of a server, as in Chunk:
     just before and just after the call that sent the request, and the arrival of the last byte.
@@ -210,9 +210,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 class Engine:
     """An engine under measurement. Subclass, override, register an EngineSpec; about 100 lines.
 
-    The host calls `start`, then `run` on its main thread; `submit`, `cancel`, `begin_round` and
-    `collect` are only ever called from inside `pump`, so an engine that calls `pump` between two steps needs
-    no lock.
+    The host calls `start`, then `run` on its main thread; `submit`, `begin_round` and `collect` are only ever
+    called from inside `pump`, so an engine that calls `pump` between two steps needs no lock.
     """
 
     wake_fd: int | None = None
@@ -232,10 +231,6 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Take a request; must not block. A bad one is answered with an Error event."""
         raise NotImplementedError
-
-    def cancel(self, request: int) -> None:
-        """Give up the request with that id: it ends with reason "cancelled", unless it has ended already. An
-        engine that can't do that leaves it to its end."""
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
         """Serve until `pump` returns False.

@@ -72,7 +72,6 @@ class EngineSpec:
         return toggle
 
     def setting(self, name: str) -> Setting | None:
-        """The setting of that name, if it is one."""
         return next((setting for setting in self.settings if setting.name == name), None)
 
     def check(self, settings: Settings) -> dict[str, str]:

@@ -36,10 +36,6 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     request: Request
 
 
-class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="k"):
-    id: int
-
-
 class BeginRound(msgspec.Struct, frozen=True, array_like=True, tag="b"):
     pass
 
@@ -74,7 +70,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="x"):
     pass
 
 
-ToHost = Submit | Cancel | BeginRound | BeginProfile | BeginTurns | EndTurns | Collect | Stop
+ToHost = Submit | BeginRound | BeginProfile | BeginTurns | EndTurns | Collect | Stop
 
 
 # ---------------------------------------------------------------------------------------------------------

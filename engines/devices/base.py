@@ -73,14 +73,6 @@ class Stream(Protocol):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """Peaks so far, in bytes."""
-
-    device_peak: int
-    pinned_peak: int
-
-
 class Device(Protocol):
     """An accelerator. Three groups of calls: at boot, hot (in every step), and between rounds."""
 
@@ -134,16 +126,10 @@ class Device(Protocol):
     def synchronize(self, event: Event) -> None:
         """Block the calling thread, GIL released, until `event`. Raises DeviceLost."""
 
-    def done(self, event: Event) -> bool:
-        """Whether `event` has happened; does not block."""
-
     # -- between rounds ------------------------------------------------------------------------------------
 
     def drain(self) -> None:
         """Block until every stream is empty."""
-
-    def read(self, source: Buffer, dtype: torch.dtype) -> torch.Tensor:
-        """A pageable copy of a buffer, for tests and checks; waits for every stream."""
 
     def begin_round(self) -> None:
         """Forget device work and counters so far; sets the clock anchor where one is needed."""
@@ -152,7 +138,8 @@ class Device(Protocol):
         """int64 [n, 4]: (kind, step, start_ns, end_ns) of what ran since begin_round, on the host's clock;
         kind 0 program, 1 host-to-device copy, 2 device-to-host copy. step is -1 for copies."""
 
-    def memory(self) -> MemoryUse: ...
+    def memory(self) -> dict[str, int]:
+        """Peaks so far, in bytes: "device_peak", "pinned_peak"."""
 
     def close(self) -> None:
         """Give everything back; the device's process ends."""

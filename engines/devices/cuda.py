@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from overlap_bench.engines.api import EngineError, pick
-from overlap_bench.engines.devices.base import DeviceLost, MemoryUse, Module, ModuleSpec
+from overlap_bench.engines.devices.base import DeviceLost, Module, ModuleSpec
 from overlap_bench.engines.devices.loading import build, one_line
 
 _WARM_UPS = 2  # runs before a capture: lazy initialisation of libraries must not be captured
@@ -345,9 +345,6 @@ class CudaDevice:
         except torch.AcceleratorError as error:
             raise DeviceLost(one_line(error)) from error
 
-    def done(self, event: torch.cuda.Event) -> bool:
-        return bool(event.query())
-
     def _use(self, stream: CudaStream) -> None:
         """Make `stream` this thread's current one, and let chaos have its turn on it."""
         if _thread.stream is not stream:
@@ -366,11 +363,6 @@ class CudaDevice:
                 stream.raw.synchronize()
         except torch.AcceleratorError as error:
             raise DeviceLost(one_line(error)) from error
-
-    def read(self, source: CudaBuffer, dtype: torch.dtype) -> torch.Tensor:
-        """1-D."""
-        torch.cuda.synchronize(self._device)
-        return source.raw.cpu().view(dtype)
 
     def begin_round(self) -> None:
         """The streams are idle: the anchor waits for the device."""
@@ -399,10 +391,12 @@ class CudaDevice:
             rows[:, 2:] = began + np.rint((rows[:, 2:] - began) * stretch).astype(np.int64)
         return rows
 
-    def memory(self) -> MemoryUse:
+    def memory(self) -> dict[str, int]:
         """Pinned: what torch's host allocator holds, in its powers of two, blocks in its cache included."""
-        pinned = torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)
-        return MemoryUse(int(torch.cuda.max_memory_allocated(self._device)), int(pinned))
+        return {
+            "device_peak": torch.cuda.max_memory_allocated(self._device),
+            "pinned_peak": torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0),
+        }
 
     def close(self) -> None:
         """Asks nothing of the card, which may be lost."""

@@ -45,7 +45,6 @@ class OverlapEngine(Rounds):
         self._own_device = device is None
         self._opened = device
         self._started = False
-        self._cancelled: set[int] = set()  # while their texts were being tokenized
 
     # -- up and down ---------------------------------------------------------------------------------------
 
@@ -154,13 +153,6 @@ class OverlapEngine(Rounds):
         else:
             self._queue(tokenize(lambda text: self.tokenizer.encode(text).ids, request, accepted))
 
-    def _take(self, tokenized: Tokenized) -> None:
-        """A request comes back from the tokenize workers."""
-        self._queue(tokenized)
-        if tokenized.request.id in self._cancelled:
-            self._cancelled.remove(tokenized.request.id)
-            self.cancel(tokenized.request.id)
-
     def _queue(self, found: Tokenized) -> None:
         scheduler, options = self._loop.scheduler, self.options
         active = Active(found.request, found.prompt, found.accepted_ns, found.tokenized_ns)
@@ -170,13 +162,6 @@ class OverlapEngine(Rounds):
             self._events.send([api.Error(found.request.id, reason)])
         else:
             scheduler.add(active)
-
-    def cancel(self, request: int) -> None:
-        """Its blocks are free at once, or when the step in flight that reads them is done."""
-        if self._tokenizing is not None and request in self._tokenizing.requests:
-            self._cancelled.add(request)
-        else:
-            self._loop.end(request, "cancelled")
 
     def begin_turns(self) -> None:
         if self._tokenizing is not None:
@@ -189,7 +174,7 @@ class OverlapEngine(Rounds):
     def run(self, pump: Callable[[float | None], bool]) -> None:
         name_thread("scheduler")
         if self._tokenizing is not None:
-            pump = self._tokenizing.feeding(pump, self._take)
+            pump = self._tokenizing.feeding(pump, self._queue)
         with ExitStack() as serving:
             for name, choice in self.toggles.items():
                 if around := getattr(TOGGLES.get(name), "SERVING", None):

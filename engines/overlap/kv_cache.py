@@ -38,7 +38,6 @@ class BlockPool:
         return len(self._free) + len(self._unused)
 
     def blocks_for(self, tokens: int) -> int:
-        """How many blocks hold that many tokens."""
         return -(-tokens // self.block_size)
 
     def take(self, count: int) -> list[int]:

@@ -118,7 +118,6 @@ class Loop:
                 self.output.open(Opening(active.request.stop, ending))
 
     def wait_launch_done(self, step: Step) -> None:
-        """Wait until the forward thread has launched a step."""
         began = self.recorder.begin(WAIT_LAUNCH_DONE, step.number)
         waited = perf_counter_ns()
         step.launch_done.wait()
@@ -184,12 +183,12 @@ class Loop:
         for stopped in self.output.stopped():
             if stopped.dropped:
                 self.counters["stop_dropped_tokens"] += stopped.dropped
-            else:
-                self.end(stopped.id, "stop")
+            elif self.scheduler.end(stopped.id):
+                self.output.close(stopped.id)
 
     def settle(self) -> None:
-        """Finish the step in flight: before its records are taken (whoever hears of the last end, by EOS, a
-        stop string or a cancel, may ask for them at once), or before another engine's turn."""
+        """Finish the step in flight: before its records are taken (whoever hears of the last end, by EOS or a
+        stop string, may ask for them at once), or before another engine's turn."""
         self.end_stopped()
         if self.in_flight is not None:
             self.wait_and_process(self, self.in_flight, None)
@@ -201,15 +200,8 @@ class Loop:
         self.output.flush()
         self.end_stopped()
 
-    def end(self, request: int, reason: str) -> None:
-        """End a request in whatever state it is; one that has ended is left alone."""
-        active = self.scheduler.end(request, reason)
-        if active is not None:
-            self.output.close(finish_event(active))
-
 
 def finish_event(active: Active) -> Finish:
-    """What is said of a request at its end."""
     return Finish(
         id=active.request.id,
         reason=active.finish_reason,

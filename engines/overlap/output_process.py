@@ -14,7 +14,7 @@ import sys
 import msgspec
 import zmq
 
-from overlap_bench.engines.api import PHASES, Finish, HostRanges
+from overlap_bench.engines.api import PHASES, HostRanges
 from overlap_bench.engines.delay import spin
 from overlap_bench.engines.host import Sink
 from overlap_bench.engines.output import Opening, OutputProcessor, Produced, Stopped
@@ -33,7 +33,7 @@ class ToOutput(msgspec.Struct, frozen=True, array_like=True):
     opened: list[Opening] = []
     step: int = -1  # the one that `produced` belongs to
     produced: list[Produced] = []
-    closed: list[Finish] = []
+    closed: list[int] = []  # requests
     ranges: str = ""  # KEEP: record them from now on; TELL: send what was recorded
     flush: bool = False  # say when all of it is sent
     delay_ns: int = -1  # of each step from now on (Engine.delay)
@@ -100,8 +100,8 @@ def main() -> None:
             if delay_ns:
                 delayed_ns += spin(delay_ns)
             ranges.end(OUTPUT, handed.step, began)
-        for finish in handed.closed:
-            processor.close(finish)
+        for request in handed.closed:
+            processor.close(request)
         if handed.ranges == KEEP:
             ranges.keep()
         elif handed.ranges == TELL:

@@ -28,7 +28,6 @@ class _Program(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """What it is called with."""
         return msgspec.structs.astuple(self)[:-2]
 
     @property

@@ -18,14 +18,15 @@ from overlap_bench.engines.tracing import RangeLog, Window, listening
 
 WIDTH = len(STEP_COLUMNS)
 STARTS = tuple(STEP_COLUMNS.index(f"{phase}.start") for phase in PHASES)  # its end is the next column
-MOST_STEPS = 1 << 17  # of one round; later steps are run, not recorded, and counted as `lost`
 
 
 class Recorder:
     """Records of one round. Two threads may record, each its own phases of a step."""
 
+    most_steps = 1 << 17  # of one round; later steps are run, not recorded, and counted as `lost`
+
     def __init__(self) -> None:
-        self._cells = array("q", [-1]) * (MOST_STEPS * WIDTH)
+        self._cells = array("q", [-1]) * (self.most_steps * WIDTH)
         self._first = 0  # the number of the first step of this round
         self._rows = 0
         self.lost = 0
@@ -34,7 +35,7 @@ class Recorder:
     def begin_round(self, next_step: int) -> None:
         # One row more than there are steps: a `recv` goes to the step that may follow, and none followed the
         # last. What it left there would count into that row's step of the new round.
-        used = min(self._rows + 1, MOST_STEPS) * WIDTH
+        used = min(self._rows + 1, self.most_steps) * WIDTH
         self._cells[:used] = array("q", [-1]) * used
         self._first = next_step
         self._rows = 0
@@ -43,7 +44,7 @@ class Recorder:
     def add_step(self, step: int, kind: str, batch: int, tokens: int, preempted: int) -> None:
         """A step was scheduled; steps are added in order."""
         row = step - self._first
-        if row >= MOST_STEPS:
+        if row >= self.most_steps:
             self.lost += 1
             return
         self._rows = row + 1
@@ -53,7 +54,7 @@ class Recorder:
 
     def set_outcome(self, step: int, dropped: int, given: int) -> None:
         """For a step that did not give each of its requests one token."""
-        if 0 <= step - self._first < MOST_STEPS:
+        if 0 <= step - self._first < self.most_steps:
             at = (step - self._first) * WIDTH
             self._cells[at + 4], self._cells[at + 6] = dropped, given
 
@@ -69,7 +70,7 @@ class Recorder:
             self.delay.spend(PHASES[phase])
         now = perf_counter_ns()
         row = step - self._first
-        if not 0 <= row < MOST_STEPS:
+        if not 0 <= row < self.most_steps:
             return
         at = row * WIDTH + STARTS[phase]
         cells = self._cells
@@ -82,7 +83,7 @@ class Recorder:
     def forget(self, phase: int, step: int) -> None:
         """Drop what was recorded of that phase for a step that has not come: it belongs to none."""
         row = step - self._first
-        if 0 <= row < MOST_STEPS:
+        if 0 <= row < self.most_steps:
             at = row * WIDTH + STARTS[phase]
             self._cells[at] = self._cells[at + 1] = -1
 
@@ -106,7 +107,6 @@ class Tracer(Recorder):
         self.window.begin(steps)
 
     def end_profile(self) -> HostRanges:
-        """What was kept."""
         self.window.end()
         return self._ranges.take("engine", "scheduler")
 
@@ -125,25 +125,15 @@ class Tracer(Recorder):
 class NoRecorder(Recorder):
     """Records nothing: what the recorder itself costs is the difference to this."""
 
-    def __init__(self) -> None:
-        self.lost = 0
-
-    def begin_round(self, next_step: int) -> None:
-        pass
+    most_steps = 0
 
     def add_step(self, step: int, kind: str, batch: int, tokens: int, preempted: int) -> None:
-        pass
-
-    def set_outcome(self, step: int, dropped: int, given: int) -> None:
         pass
 
     def begin(self, phase: int, step: int) -> int:
         return 0
 
     def end(self, phase: int, step: int, began: int) -> None:
-        pass
-
-    def forget(self, phase: int, step: int) -> None:
         pass
 
     def table(self) -> None:

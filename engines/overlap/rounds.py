@@ -75,13 +75,13 @@ class Rounds(api.Engine):
     def collect(self) -> api.RoundRecord:
         loop, device = self._loop, self._device
         loop.settle()
-        work, memory = loop.plant.count_delays(device.work()), device.memory()
+        work = loop.plant.count_delays(device.work())
         return api.RoundRecord(
             steps=loop.recorder.table(),
             device_work=api.DeviceWork(len(work), work.tobytes()),
             other_ranks=[] if self._ranks is None else self._ranks.work(),
             counters=dict(loop.counters) | {"steps_lost": loop.recorder.lost} | device.counters,
-            memory={"device_peak": memory.device_peak, "pinned_peak": memory.pinned_peak},
+            memory=device.memory(),
             profile=self._profile(),
             beside=self._beside() if self._delayed else [],
         )
@@ -96,7 +96,6 @@ class Rounds(api.Engine):
         return [*output, *tokenizing]
 
     def _profile(self) -> api.Profile | None:
-        """What was kept of a profiled round."""
         if self._tracer is None:
             return None
         loop = self._loop

@@ -159,19 +159,19 @@ class Scheduler:
         appended.drafts += self.gives - 1
         appended.accepted += count - 1
 
-    def end(self, request_id: int, reason: str) -> Active | None:
-        """End a request for a reason other than its tokens; None where it has ended already. What steps in
+    def end(self, request_id: int) -> bool:
+        """End a request whose text came to a stop string; False where it has ended already. What steps in
         flight give it is dropped, and its blocks and slot go back when those are done."""
         request = self._live.get(request_id)
         if request is None or request.finish_reason:
-            return None
-        request.finish_reason = reason
+            return False
+        request.finish_reason = "stop"
         if request.slot == NO_SLOT:
             self.waiting.remove(request)
             del self._live[request_id]
         elif not request.in_flight:
             self._release(request)
-        return request
+        return True
 
     def _release(self, request: Active) -> None:
         self.running.remove(request)
@@ -180,7 +180,6 @@ class Scheduler:
             del self._live[request.request.id]
 
     def _free(self, request: Active) -> None:
-        """Its blocks and its slot."""
         self.pool.give_back(request.blocks)
         request.blocks = []
         self._free_slots.append(request.slot)

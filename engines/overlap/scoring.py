@@ -32,18 +32,11 @@ def score(logits: Tensor, out: Tensor, *, targets: Tensor) -> Tensor:
     return chosen
 
 
-def read(words: Sequence[int]) -> tuple[list[int], list[float]]:
-    """The ids and the log-probabilities that `score` put into words."""
-    halves = np.array(words, dtype="<i8").view("<i4").reshape(-1, 2)
-    ids: list[int] = halves[:, 0].tolist()
-    logprobs: list[float] = halves.view("<f4")[:, 1].tolist()
-    return ids, logprobs
-
-
 def scores(words: Sequence[int], targets: Sequence[int]) -> tuple[list[int], list[Score]]:
-    """The tokens that the rows of a step went on with, and a score for each; that of a row without a target
-    means nothing. Padding rows at the end of `words` are left out."""
-    ids, logprobs = read(words[: len(targets)])
+    """What `score` put into words: the tokens that the rows of a step went on with, and a score for each,
+    which means nothing for a row without a target. Padding rows at the end of `words` are left out."""
+    halves = np.array(words[: len(targets)], dtype="<i8").view("<i4").reshape(-1, 2)
+    ids, logprobs = halves[:, 0].tolist(), halves.view("<f4")[:, 1].tolist()
     tokens = [likely if target < 0 else target for likely, target in zip(ids, targets, strict=True)]
     found = [
         Score(logprob, likely == token) for logprob, likely, token in zip(logprobs, ids, tokens, strict=True)

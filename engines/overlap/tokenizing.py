@@ -65,7 +65,6 @@ class Tokenizing:
         self._finished: deque[Tokenized] = deque()
         self._lock = Lock()
         self._stopped = False
-        self.requests: set[int] = set()  # ids of those that are with the workers
         self.in_turns = False  # all requests come before the first turn, which begins once they have ids
         self._texts: list[Future[None]] = []  # that came since
         self._ranges = RangeLog("tokenizer", ("tokenize",))
@@ -74,7 +73,6 @@ class Tokenizing:
 
     def submit(self, request: Request, accepted_ns: int) -> None:
         """Queue a text for the workers; does not block."""
-        self.requests.add(request.id)
         work = self._pool.submit(self._work, request, accepted_ns)
         if self.in_turns:
             self._texts.append(work)
@@ -96,7 +94,6 @@ class Tokenizing:
                     finished, self._finished = self._finished, deque()
                     os.eventfd_read(self.wake_fd)
                 for each in finished:
-                    self.requests.discard(each.request.id)
                     take(each)
             return go_on
 

@@ -172,17 +172,20 @@ def load_tokenizer(name: str, vocabulary: int) -> Tokenizer:
     ids the model does not know."""
     from tokenizers import Tokenizer
 
+    if name in PRESETS:
+        return widened(vocabulary)
     path = tokenizer_file(name)
-    if name not in PRESETS:
+    try:
         tokenizer = Tokenizer.from_file(str(path))
-        highest = max(tokenizer.get_vocab().values())
-        if highest >= vocabulary:
-            raise BadFile(
-                f"the tokenizer of {name} does not fit it: its ids go up to {highest}, and the model's "
-                f"vocabulary ends at {vocabulary - 1}"
-            )
-        return tokenizer
-    return widened(vocabulary)
+    except Exception as error:  # the library raises nothing narrower
+        raise BadFile(f"cannot read the tokenizer {path}: {first_line(error)}") from error
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= vocabulary:
+        raise BadFile(
+            f"the tokenizer of {name} does not fit it: its ids go up to {highest}, and the model's "
+            f"vocabulary ends at {vocabulary - 1}"
+        )
+    return tokenizer
 
 
 def widened(vocabulary: int) -> Tokenizer:

@@ -95,11 +95,6 @@ class TransformersEngine(api.Engine):
         else:
             self.queue(Taken(request, prompt, accepted, perf_counter_ns()))
 
-    def cancel(self, request: int) -> None:
-        active = self.give_up(request)
-        if active is not None:
-            self.output.close(active.finish("cancelled"))
-
     def begin_round(self) -> None:
         self.counters.clear()
         if self.device.type == "cuda":
@@ -132,9 +127,8 @@ class TransformersEngine(api.Engine):
     def _end_stopped(self, stopped: list[Stopped]) -> None:
         """Texts came to a stop string, and their ends are about to be sent."""
         for each in stopped:
-            active = self.give_up(each.id) if not each.dropped else None
-            if active is not None:
-                self.output.close(active.finish("stop"))
+            if not each.dropped and self.give_up(each.id):
+                self.output.close(each.id)
 
     # -- small things --------------------------------------------------------------------------------------
 

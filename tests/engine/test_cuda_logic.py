@@ -136,9 +136,3 @@ def test_times_that_can_not_be_read_yet_are_counted_and_not_waited_for(
             device.launch("net", stream=stream, step=step)
         assert device.counters["work_rows_lost"] == 4 + 5
     assert device.work()[:, 1].tolist() == list(range(4, 6 + cuda._EAGER_PAIRS))
-
-
-def test_a_round_begins_without_rows_of_the_one_before(device: CudaDevice) -> None:
-    launched(device, "net", 5)
-    work, _, _ = launched(device, "net", 3)
-    assert work[:, 1].tolist() == [0, 1, 2]

@@ -3,7 +3,6 @@
 import pytest
 
 from overlap_bench.engines.api import BadSetting, find_engines, pick
-from overlap_bench.engines.devices import open_device
 from overlap_bench.engines.overlap import SPEC
 from tests.support.refusals import refusal
 
@@ -76,8 +75,3 @@ def test_the_beginning_of_names_is_answered_with_all_that_begin_so():
     names = dict.fromkeys(("ttft_ms_p50", "tpot_ms_p50", "tpot_ms_p99"))
     with pytest.raises(BadSetting, match=r"unknown metric 'tpot'; did you mean tpot_ms_p50 or tpot_ms_p99\?"):
         pick("tpot", names, "metric")
-
-
-def test_blocking_sync_is_refused_where_nothing_spins():
-    with pytest.raises(BadSetting, match="blocking_sync is for CUDA only"):
-        open_device("emulated", blocking_sync=True)

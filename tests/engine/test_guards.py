@@ -24,6 +24,7 @@ from overlap_bench.engines.overlap.toggles.tables import DirtyRows, Full
 from tests.engine.conftest import CHAOS_SEED
 from tests.engine.test_device_emulated import Gates, hold, load
 from tests.support.bench_command import PATIENCE_S
+from tests.support.device_contract import read
 from tests.support.in_process_engine import generated, serve
 
 REQUESTS = [api.Request(number, [number * 37 % 4000 + 1, 11, number + 5], 24) for number in range(4)]
@@ -65,15 +66,6 @@ def keep_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
         return batch
 
     monkeypatch.setattr(scheduler, "decode_batch", rewrite)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [INLINE, THREAD, SERIAL, READER, DRAFTS],
-    ids=["inline", "thread", "serial", "reader", "drafts"],
-)
-def test_with_every_guard_in_place_the_tokens_are_right(chaotic_device, settings):
-    assert wrong_requests(chaotic_device, settings) == 0
 
 
 @pytest.mark.parametrize(
@@ -149,30 +141,6 @@ def test_a_row_past_its_end_would_write_over_whoever_has_the_blocks_of_its_slots
     assert wrong_requests(chaotic_device, eight, requests) > 0
 
 
-def ids_read_late(device, gates: Gates) -> list[list[int]]:
-    """The ids of two steps, all of them read once both are on the host."""
-    load(device, gates)
-    batch = Batch(Decode(2, 1), (), {})
-    d2h, steps = (
-        BehindEvent(device, device.buffer("a", 0, 16), {}),
-        [Step(number, batch, None) for number in (0, 1)],
-    )
-    for step in steps:
-        device.launch("add", 1, stream=device.stream("forward"), step=step.number)
-        d2h.start(step)
-        d2h.wait_copy_done(step)
-    return [d2h.finish(step) for step in steps]
-
-
-def test_without_two_destinations_the_next_steps_ids_overwrite_those_not_read_yet(
-    device, tmp_path, monkeypatch
-):
-    gates = Gates(tmp_path)
-    assert ids_read_late(device, gates) == [[1, 1], [2, 2]]
-    monkeypatch.setattr(BehindEvent, "_destination", lambda self, step: self.ids[0][: step.batch.sampled])
-    assert ids_read_late(device, gates) == [[2, 2], [2, 2]]
-
-
 @pytest.mark.parametrize("settings", [READER, READER_THREAD], ids=["inline", "thread"])
 def test_a_reader_that_is_late_reads_the_next_steps_ids_unless_there_are_two_destinations(
     chaotic_device, monkeypatch, settings
@@ -217,7 +185,7 @@ def rows_on_device(device, choice: str, gates: Gates, waits: bool = False) -> li
     staging.join(0.1 if waits else PATIENCE_S)
     gates.open(gate)
     staging.join(PATIENCE_S)
-    return device.read(device.buffer("b", 0, 32), torch.int32).view(2, 4).tolist()
+    return read(device, device.buffer("b", 0, 32), torch.int32).view(2, 4).tolist()
 
 
 @pytest.mark.parametrize("choice", ["pinned", "packed"])
@@ -228,8 +196,3 @@ def test_rewriting_a_pinned_row_before_its_copy_is_done_sends_another_requests_r
     assert rows_on_device(device, choice, gates, waits=True) == [[1] * 4, [2] * 4]
     monkeypatch.setattr(PinnedSet, "wait_until_read", lambda self: None)
     assert rows_on_device(device, choice, gates) == [[2] * 4, [2] * 4]
-
-
-@pytest.mark.parametrize("choice", ["pageable", "pin-per-call"])
-def test_rows_that_are_allocated_per_step_need_no_guard(device, tmp_path, choice):
-    assert rows_on_device(device, choice, Gates(tmp_path)) == [[1] * 4, [2] * 4]

@@ -1,22 +1,20 @@
-"""Stop strings and cancellation: what is sent, what is held back, and what is dropped."""
+"""Stop strings: what is sent, what is held back, and what is dropped."""
 
 from collections import deque
 
 import msgspec
 import pytest
-import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from overlap_bench.engines import api
-from overlap_bench.engines.host import Host
-from overlap_bench.engines.output import Opening, OutputProcessor, Produced, Stopped, held_back
+from overlap_bench.engines.output import Opening, OutputProcessor, Produced, Stopped
 from overlap_bench.engines.overlap import SPEC
 from overlap_bench.engines.overlap.toggles.output import InProcess
 from overlap_bench.engines.presets import load_tokenizer
 from tests.engine.conftest import CHAOS_SEED
-from tests.support.in_process_engine import Collected, column, serve, some_requests
+from tests.support.in_process_engine import Collected, column, serve
 
 TOKENIZERS = {model: load_tokenizer(model, 4096) for model in ("tiny-gpt2", "tiny-llama")}
 TOKENIZER = TOKENIZERS["tiny-gpt2"]
@@ -41,7 +39,7 @@ def process(
         if told and left is None:
             left = behind
         if left == 0 and last is None:
-            processor.close(finish("stop", place + 1))
+            processor.close(1)
             break
         left = None if left is None else left - 1
     assert not processor._streams, "a request that is over is forgotten"
@@ -84,14 +82,6 @@ def test_text_that_may_become_a_stop_string_is_held_back_and_its_tokens_are_not(
     events, _, _ = process("x a b c", [" a b d"])
     chunks = [(event.text, len(event.token_ids)) for event in events if isinstance(event, api.Chunk)]
     assert chunks == [("x", 1), ("", 1), ("", 1), (" a b c", 1)]
-
-
-@pytest.mark.parametrize(
-    ("text", "stops", "held"),
-    [("ab", ["bc"], 1), ("ab", ["abc", "bd"], 2), ("ab", ["ab"], 0), ("", ["x"], 0), ("aab", ["aabb"], 3)],
-)
-def test_the_longest_tail_that_a_stop_string_begins_with_is_held_back(text, stops, held):
-    assert held_back(text, stops) == held
 
 
 def test_tokens_that_come_after_the_stop_are_counted_and_never_sent():
@@ -185,53 +175,6 @@ def test_an_id_may_come_again_as_soon_as_its_text_has_stopped(device, monkeypatc
     assert len(sent_tokens(own[ends[0] + 1 :])) == again.max_new_tokens
 
 
-@pytest.mark.parametrize("settings", CHOICES, ids=name)
-def test_a_cancelled_request_ends_at_once_and_leaves_the_others_alone(chaotic_device, settings):
-    requests = [msgspec.structs.replace(each, max_new_tokens=24) for each in some_requests(6)]
-    calm, _, _ = serve(chaotic_device, settings, requests, max_batch_size=4, chaos=CHAOS_SEED)
-    cancelled = {1, 5}  # one that runs, one that waits
-
-    def cancel(engine: api.Engine, events: list[api.Event]) -> None:
-        if left and any(event.id == 1 for event in events):
-            for request in (1, 5, 1, 999):  # twice, and one that never was
-                engine.cancel(request)
-            left.clear()
-
-    left = [True]
-    options = {"max_batch_size": 4, "chaos": CHAOS_SEED, "meanwhile": cancel}
-    tokens, events, _ = serve(chaotic_device, settings, requests, **options)
-    for request in requests:
-        _, sent, reason, count = outcome(events, request.id)
-        assert sent == tokens[request.id]
-        assert len(sent) == count
-        if request.id in cancelled:
-            assert reason == "cancelled"
-            assert sent == calm[request.id][:count]
-            assert count < 24
-        else:
-            assert sent == calm[request.id]
-    assert outcome(events, 5)[3] == 0
-
-
-def test_a_clients_cancel_reaches_the_engine(tmp_path):
-    class Recording(api.Engine):
-        cancelled = 0
-
-        def cancel(self, request: int) -> None:
-            self.cancelled = request
-
-    addresses = {name: f"ipc://{tmp_path}/{name}" for name in ("inbox", "replies", "events")}
-    config = api.HostConfig(name="only", build="", options=api.EngineOptions(), toggles={}, **addresses)
-    host, engine = Host(config), Recording()
-    with zmq.Context() as context, context.socket(zmq.PUSH) as client:
-        client.connect(addresses["inbox"])
-        client.send(msgspec.msgpack.encode(api.Cancel(7)))
-        while not engine.cancelled:
-            host.pump(engine, timeout=1.0)
-    host.context.destroy(linger=0)
-    assert engine.cancelled == 7
-
-
 def sent(tokenizer: Tokenizer, ids: list[int], interval: int = 1) -> list[api.Event]:
     """The events of a request that has these tokens."""
     sink = Collected()
@@ -249,16 +192,6 @@ def test_the_chunks_together_are_the_text_of_all_tokens(model: str, ids: list[in
     """Half a character at the end included, for which no further token comes."""
     tokenizer = TOKENIZERS[model]
     assert sent_text(sent(tokenizer, ids, interval)) == tokenizer.decode(ids)
-
-
-def test_a_cancelled_request_gets_the_text_that_was_held_back() -> None:
-    sink = Collected()
-    processor = OutputProcessor(TOKENIZER, 1, sink, lambda told: None)
-    processor.open(Opening(["ab"], finish("stop")))
-    for place, token in enumerate(TOKENIZER.encode("xxa").ids):
-        processor.process([Produced(1, token, place, None)])
-    processor.close(finish("cancelled", 3))
-    assert sent_text(sink.events) == "xxa"
 
 
 def byte_fallback() -> Tokenizer:

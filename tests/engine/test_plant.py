@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from overlap_bench.engines import api
-from overlap_bench.engines.delay import spin
 from overlap_bench.engines.devices.base import Device
 from overlap_bench.engines.overlap import SPEC
 from overlap_bench.engines.overlap.plant import CALIBRATION_CYCLES, TAG, SpinKernel
@@ -68,10 +67,6 @@ def test_a_host_delay_is_computed_in_each_step(device: Device, toggles: dict[str
 def test_a_hook_without_a_delay_is_counted_too(device: Device) -> None:
     _, _, record = serve(device, SETTINGS[0], some_requests(2), plant_at="device", plant_ns=0)
     assert record.counters["planted_device_ns"] > 0
-
-
-def test_computing_takes_at_least_as_long_as_asked() -> None:
-    assert spin(50_000) >= 50_000
 
 
 # -- in the design ----------------------------------------------------------------------------------------

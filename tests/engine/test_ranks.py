@@ -17,20 +17,9 @@ from overlap_bench.engines.overlap import SPEC
 from overlap_bench.engines.overlap.engine import OverlapEngine
 from overlap_bench.harness.run.records import steps_frame
 from tests.engine.conftest import CHAOS_SEED
-from tests.engine.test_tokens import some_sampled_requests
+from tests.engine.test_tokens import DRAFTS, EIGHT, INLINE, THREAD, some_sampled_requests
 from tests.support.in_process_engine import Collected, near_ties, sampled, serve, some_requests
 from tests.support.processes import ends
-
-INLINE = {"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on", "tables": "dirty-rows"}
-THREAD = {
-    "schedule": "overlap",
-    "launch": "thread",
-    "sync": "copy-done",
-    "h2d": "pinned",
-    "output": "process",
-}
-CHUNKS = {"schedule": "overlap", "h2d": "pinned", "graph": "on", "chunk": "on", "steps": "8"}
-DRAFTS = {"schedule": "overlap", "graph": "on", "spec": "ngram", "accept": "device"}
 
 
 def two_ranks(settings: dict[str, str], share: str) -> dict[str, str]:
@@ -53,7 +42,7 @@ def test_two_ranks_give_the_tokens_of_transformers(device):
     [
         ("tiny-gpt2", THREAD, "pickle"),
         ("tiny-gpt2", DRAFTS, "ring"),
-        ("tiny-llama", CHUNKS, "ring"),
+        ("tiny-llama", EIGHT, "ring"),
     ],
     ids=["gpt2-thread-pickle", "gpt2-drafts-ring", "llama-chunks-ring"],
 )

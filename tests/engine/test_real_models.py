@@ -205,6 +205,12 @@ def test_a_tokenizer_that_does_not_fit_the_model(tmp_path, tokenizer):
     assert refused(folder).startswith(f"the tokenizer of {folder} does not fit it: its ids go up to ")
 
 
+def test_a_tokenizer_that_is_damaged(make, tmp_path):
+    folder = shutil.copytree(make("llama"), tmp_path / "model")
+    (folder / "tokenizer.json").write_text("{")
+    assert refused(str(folder)).startswith(f"cannot read the tokenizer {folder}/tokenizer.json: ")
+
+
 LONGROPE = GROUPED | {
     "original_max_position_embeddings": 128,
     "rope_parameters": {

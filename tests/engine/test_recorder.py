@@ -11,7 +11,6 @@ import pytest
 
 from overlap_bench.engines import api
 from overlap_bench.engines.devices.base import Device
-from overlap_bench.engines.overlap import recorder
 from overlap_bench.engines.overlap.recorder import (
     LAUNCH,
     OUTPUT,
@@ -41,7 +40,7 @@ def test_a_phase_that_comes_twice_in_a_step_is_summed_up():
 
 
 def test_steps_that_do_not_fit_are_counted_and_a_new_round_forgets_them(monkeypatch):
-    monkeypatch.setattr(recorder, "MOST_STEPS", 2)
+    monkeypatch.setattr(Recorder, "most_steps", 2)
     records = Recorder()
     records.begin_round(0)
     for step in range(5):

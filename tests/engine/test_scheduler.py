@@ -1,6 +1,5 @@
 """The scheduler and the block pool, without a device: nothing is lost, doubled or leaked."""
 
-from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -10,37 +9,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from overlap_bench.engines.api import Request
 from overlap_bench.engines.overlap.batch import Batch
-from overlap_bench.engines.overlap.config import ModelConfig, bucket_sizes
+from overlap_bench.engines.overlap.config import bucket_sizes
 from overlap_bench.engines.overlap.kv_cache import BlockPool
 from overlap_bench.engines.overlap.programs import Mixed
 from overlap_bench.engines.overlap.request import Active
-from overlap_bench.engines.overlap.scheduler import Scheduler
-from overlap_bench.engines.overlap.toggles import accept, chunk, tables
+from overlap_bench.engines.overlap.toggles import accept, tables
 from tests.support.simulation import EOS, VOCABULARY, Simulation, expected_tokens
 
 BLOCK = 4
-CONTEXT = 32
-
-
-def make_scheduler(
-    batch: int = 4, blocks: int = 40, prefill_batch: int = 3, prefill_tokens: int = 48, choice: str = "full"
-) -> Scheduler:
-    config = ModelConfig(
-        model="",
-        max_batch_size=batch,
-        prefill_max_batch_size=prefill_batch,
-        prefill_max_tokens=prefill_tokens,
-        max_context=CONTEXT,
-        block_size=BLOCK,
-        num_blocks=blocks,
-    )
-    block_tables = tables.CHOICES[choice](batch + 1, CONTEXT // BLOCK, Counter())
-    return Scheduler(config, block_tables, compose=chunk.whole, goes_on=accept.wait_for_the_host)
-
-
-def make_request(number: int, prompt: int, count: int, stop: bool = False) -> Active:
-    return Active(Request(number, [1] * prompt, count, stop), [1] * prompt, 0, 0)
-
 
 # Of one batch, 8 steps are more tokens than a block holds; and chunk_tokens of 3 split every prompt.
 TODAY = (
@@ -71,10 +47,8 @@ def test_the_youngest_is_preempted_with_its_tokens_and_goes_first_when_blocks_ar
     assert list(simulation.scheduler.waiting) == [younger, simulation.live[2]]
     assert simulation.scheduler.running == [older]
     assert younger.tokens == had
-    while simulation.busy:
-        simulation.step()
+    simulation.finish()
     assert list(simulation.ended) == [0, 1, 2]
-    simulation.check_ended()
 
 
 def test_nothing_is_preempted_while_a_step_is_in_flight():
@@ -86,13 +60,6 @@ def test_nothing_is_preempted_while_a_step_is_in_flight():
     batch = simulation.scheduler.schedule()
     assert (batch.requests, batch.preempted) == ((older,), 1)
     assert not younger.blocks
-
-
-def test_without_draining_first_a_request_would_be_preempted_under_the_device():
-    simulation, _, _ = grown_until_blocks_run_out(ahead=1)
-    simulation.scheduler._steps_in_flight = 0
-    with pytest.raises(AssertionError, match="still reads its blocks"):
-        simulation.scheduler.schedule()
 
 
 def test_admission_leaves_a_block_for_each_that_may_still_grow():
@@ -109,15 +76,14 @@ def test_a_pool_for_every_full_request_delays_and_preempts_nothing():
         simulation.submit(Request(number, [number] * 16, 16))
     simulation.step()
     assert len(simulation.scheduler.running) == 4
-    while simulation.busy:
-        simulation.step()
+    simulation.finish()
     assert simulation.preempted == 0
 
 
 def test_blocks_of_a_finished_request_stay_taken_while_a_step_that_reads_them_is_in_flight():
-    scheduler = make_scheduler()
-    request = make_request(0, prompt=3, count=8, stop=True)
-    scheduler.add(request)
+    simulation = Simulation()
+    simulation.submit(Request(0, [1, 2, 3], 8, stop_on_eos=True))
+    scheduler, request = simulation.scheduler, simulation.live[0]
     free = scheduler.pool.free
     prefill, decode = scheduler.schedule(), scheduler.schedule()
     scheduler.append(prefill, [EOS], frozenset({EOS}))
@@ -128,20 +94,19 @@ def test_blocks_of_a_finished_request_stay_taken_while_a_step_that_reads_them_is
     assert scheduler.pool.free == free
 
 
-@pytest.mark.parametrize("reason", ["cancelled", "stop"])
-def test_one_that_is_ended_from_outside_keeps_its_blocks_until_no_step_in_flight_reads_them(reason):
+def test_one_that_is_ended_from_outside_keeps_its_blocks_until_no_step_in_flight_reads_them():
     simulation = Simulation(ahead=1)
     simulation.submit(Request(0, [1, 2, 3], 8))
     simulation.step()
     simulation.step()
     active = simulation.live[0]
-    simulation.end(0, reason)
+    simulation.end(0)
     assert active.blocks
     assert simulation.scheduler.schedule() is None, "it wants nothing more"
     simulation.read()
-    assert (active.finish_reason, active.blocks) == (reason, [])
+    assert (active.finish_reason, active.blocks) == ("stop", [])
     assert simulation.scheduler.idle
-    assert simulation.scheduler.end(0, reason) is None
+    assert not simulation.scheduler.end(0)
     simulation.check_ended()
 
 
@@ -153,10 +118,7 @@ def test_a_full_block_is_shared_only_once_the_device_has_its_last_token():
     simulation.step()
     (newest,) = simulation.live[0].tokens
     simulation.submit(Request(1, [*prompt, newest, 2], 8))
-    while simulation.busy:
-        simulation.step()
-        simulation.check()
-    simulation.check_ended()
+    simulation.finish()
 
 
 class Books(RuleBasedStateMachine):
@@ -194,9 +156,9 @@ class Books(RuleBasedStateMachine):
             self.simulation.step()
 
     @precondition(lambda self: self.count)
-    @rule(data=st.data(), reason=st.sampled_from(["cancelled", "stop"]))
-    def end(self, data, reason):
-        self.simulation.end(data.draw(st.integers(0, self.count - 1)), reason)
+    @rule(data=st.data())
+    def end(self, data):
+        self.simulation.end(data.draw(st.integers(0, self.count - 1)))
 
     @invariant()
     def the_books_are_right(self):
@@ -205,10 +167,7 @@ class Books(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "simulation"):
-            while self.simulation.busy:
-                self.simulation.step()
-            self.simulation.check()
-            self.simulation.check_ended()
+            self.simulation.finish()
             assert len(self.simulation.ended) == self.count
             assert self.simulation.scheduler.pool.free == self.simulation.blocks - 1
 
@@ -217,22 +176,12 @@ TestBooks = Books.TestCase
 TestBooks.settings = settings(max_examples=100, stateful_step_count=40)
 
 
-def test_a_token_in_flight_is_named_by_its_request_slot():
-    scheduler = make_scheduler()
-    request = make_request(0, prompt=3, count=8)
-    scheduler.add(request)
-    scheduler.schedule()
-    decode = scheduler.schedule()
-    assert decode.values["input_ids"] == [-1 - request.slot]
-    assert decode.values["position_ids"] == [3]
-    assert decode.values["context_lens"] == [4]
-
-
 @pytest.mark.parametrize("choice", tables.TOGGLE.choices)
 def test_a_batch_does_not_change_when_its_requests_do(choice):
-    scheduler = make_scheduler(choice=choice)
+    simulation = Simulation(tables=choice)
     for number in range(3):
-        scheduler.add(make_request(number, prompt=2, count=9))
+        simulation.submit(Request(number, [1, 1], 9))
+    scheduler = simulation.scheduler
     prefill = scheduler.schedule()
     scheduler.append(prefill, [5, 6, 7], frozenset())
     decode = scheduler.schedule()
@@ -256,42 +205,32 @@ def test_giving_a_block_back_twice_is_refused():
         pool.give_back(blocks)
 
 
-def served_in_turn(*requests: Request, blocks: int = 40, **options: int) -> Simulation:
-    """One after the other."""
-    simulation = Simulation(blocks=blocks, prefix_cache=True, **options)
-    for request in requests:
+EIGHT, SAME = list(range(1, 9)), [7, 8, 9, 10]
+TALK = Request(0, [1, 2, 3], 10)
+TALKED = [*TALK.prompt, *expected_tokens(TALK)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cached"),
+    [
+        (Request(0, list(range(1, 12)), 2), Request(1, [*range(1, 10), 50, 51], 2), 2 * BLOCK),
+        (Request(0, EIGHT, 1), Request(1, EIGHT, 1), BLOCK),
+        (TALK, Request(1, [*TALKED, 60], 2), 12 // BLOCK * BLOCK),
+        (Request(0, [1, 2, 3, 4, *SAME, 5], 1), Request(1, [4, 3, 2, 1, *SAME, 5], 1), 0),
+    ],
+    ids=[
+        "they begin alike",
+        "equal, but the last token is prefilled",
+        "a second turn: all of the answer but its last token, which was never fed back",
+        "an equal block behind another beginning",
+    ],
+)
+def test_a_prompt_is_prefilled_from_where_it_parts_from_what_is_cached(first, second, cached):
+    simulation = Simulation(prefix_cache=True)
+    for request in (first, second):
         simulation.submit(request)
-        while simulation.busy:
-            simulation.step()
-            simulation.check()
-    simulation.check_ended()
-    return simulation
-
-
-def test_a_prompt_that_begins_like_another_is_prefilled_from_where_they_part():
-    first = list(range(1, 12))
-    simulation = served_in_turn(Request(0, first, 2), Request(1, [*first[:9], 50, 51], 2))
-    assert simulation.cached == 2 * BLOCK
-
-
-def test_the_last_token_of_a_prompt_is_prefilled_even_if_all_of_it_is_cached():
-    prompt = list(range(1, 9))
-    simulation = served_in_turn(Request(0, prompt, 1), Request(1, prompt, 1))
-    assert simulation.cached == BLOCK, "of two full blocks, the one without the last token"
-
-
-def test_output_is_cached_like_a_prompt():
-    """A second turn of a conversation: prompt and answer so far, and something new."""
-    first = Request(0, [1, 2, 3], 10)
-    said = [*first.prompt, *expected_tokens(first)]
-    simulation = served_in_turn(first, Request(1, [*said, 60], 2))
-    assert simulation.cached == 12 // BLOCK * BLOCK, "all but the last token, which was never fed back"
-
-
-def test_an_equal_block_behind_another_beginning_is_not_taken_for_the_same():
-    same = [7, 8, 9, 10]
-    simulation = served_in_turn(Request(0, [1, 2, 3, 4, *same, 5], 1), Request(1, [4, 3, 2, 1, *same, 5], 1))
-    assert simulation.cached == 0
+        simulation.finish()
+    assert simulation.cached == cached
 
 
 def test_of_cached_blocks_nobody_uses_the_one_longest_unused_is_handed_out_first():
@@ -317,23 +256,17 @@ def test_a_block_enters_the_cache_only_when_its_ids_are_on_the_host():
     simulation.step()
     assert simulation.cached == 0, "the first one's ids were still in flight"
     simulation.submit(Request(2, prompt, 4))
-    while simulation.busy:
-        simulation.step()
-        simulation.check()
+    simulation.finish()
     assert simulation.cached == 2 * BLOCK
-    simulation.check_ended()
 
 
 def test_one_that_is_preempted_finds_its_own_blocks_again():
     simulation = Simulation(batch=2, blocks=8, prefix_cache=True)
     for number in range(2):
         simulation.submit(Request(number, [number + 1] * 6, 12))
-    while simulation.busy:
-        simulation.step()
-        simulation.check()
+    simulation.finish()
     assert simulation.preempted
     assert simulation.cached
-    simulation.check_ended()
 
 
 @given(st.integers(1, 5000))
@@ -376,37 +309,6 @@ def test_whole_prompts_that_no_prefill_has_room_for_are_a_mixed_step():
         simulation.submit(Request(number, [number + 1] * length, 1))
     batch = simulation.scheduler.schedule()
     assert (type(batch.program), len(batch.requests)) == (Mixed, 4)
-
-
-def test_a_batch_of_eight_steps_stops_at_each_requests_end_and_counts_what_came_after_it():
-    simulation = Simulation(batch=2, steps=8, ahead=0)
-    simulation.submit(Request(0, [1, 2, 3], 5))
-    simulation.submit(Request(1, [4, 5, 6], 20))
-    prefill = simulation.scheduler.schedule()
-    simulation.scheduler.append(prefill, [9, 9], frozenset())
-    decode = simulation.scheduler.schedule()
-    assert (decode.program.gives, decode.sampled, decode.program.tokens) == (8, 16, 16)
-    ids = [number for number in range(10, 18) for _ in range(2)]
-    appended = simulation.scheduler.append(decode, ids, frozenset())
-    assert appended.past_end == 4
-    assert [
-        (each.request.id, token, last) for each, token, last in appended.tokens if not each.request.id
-    ] == [
-        (0, 10, False),
-        (0, 11, False),
-        (0, 12, False),
-        (0, 13, True),
-    ]
-    assert simulation.live[1].tokens == [9, *range(10, 18)]
-
-
-def test_there_are_blocks_for_the_best_case_of_drafts_that_are_all_kept():
-    simulation = Simulation(batch=3, accept="device", ahead=1)
-    for number in range(3):
-        simulation.submit(Request(number, [number + 1] * 3, 24))
-    while simulation.busy:
-        simulation.step()
-    simulation.check_ended()
 
 
 def test_while_a_count_is_on_its_way_all_wait_for_the_host_or_go_on_with_the_device():

@@ -15,26 +15,16 @@ from hypothesis import strategies as st
 from overlap_bench.engines import api
 from overlap_bench.engines.overlap import SPEC, scoring
 from tests.engine.conftest import CHAOS_SEED
+from tests.engine.test_tokens import INLINE, MODELS, THREAD, name
 from tests.support.in_process_engine import column, generated, reference_model, serve, some_requests
 
-MODELS = ("tiny-gpt2", "tiny-llama")
 NEAR = 1e-3
 
 SERIAL = SPEC.check(
     {"schedule": "serial", "d2h": "event", "h2d": "pinned", "output": "deferred", "graph": "on"}
 )
-INLINE = SPEC.check(
-    {"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on", "tables": "dirty-rows"}
-)
-THREAD = SPEC.check(
-    {"schedule": "overlap", "launch": "thread", "sync": "copy-done", "h2d": "pinned", "output": "process"}
-)
 PAGEABLE = SPEC.check({"schedule": "serial", "d2h": "blocking", "h2d": "pageable"})
 FOUR = (SERIAL, INLINE, THREAD, PAGEABLE)
-
-
-def name(settings: dict[str, str]) -> str:
-    return ",".join(settings.values())
 
 
 def forced_requests(count: int, seed: int = 3) -> list[api.Request]:

@@ -11,25 +11,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from overlap_bench.engines import api
 from overlap_bench.engines.devices.base import DeviceLost
 from overlap_bench.engines.overlap import SPEC
-from overlap_bench.engines.overlap.batch import Batch
-from overlap_bench.engines.overlap.programs import Decode
-from overlap_bench.engines.overlap.step import Step
-from overlap_bench.engines.overlap.toggles import d2h, launch, tables
 from overlap_bench.engines.overlap.toggles import gc as gc_toggle
+from overlap_bench.engines.overlap.toggles import launch, tables
 from tests.support import in_process_engine
-from tests.support.bench_command import PATIENCE_S, wait_until
+from tests.support.bench_command import PATIENCE_S
 from tests.support.in_process_engine import serve, some_requests
 
 INLINE = {"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"}
 THREAD = {"schedule": "overlap", "launch": "thread", "graph": "on"}
-SLOTS, BLOCKS = 4, 6
 
 
 def steps_of(record: api.RoundRecord) -> list[dict[str, int]]:
@@ -75,116 +68,31 @@ def test_one_thread_waits_for_all_sampled_ids(device, monkeypatch, launching, ch
     assert "reader" not in {each.name for each in threading.enumerate()}, "it ends with the engine"
 
 
-class Ids:
-    """A device with two streams and no memory, on which copies are done at once; waiting for the event of a
-    step may take as long as its gate is closed, or fail."""
+def test_ids_that_lay_ready_are_told_from_ids_that_were_waited_for(device):
+    settings = SPEC.check({"schedule": "overlap", "launch": "inline", "d2h": "thread"})
+    asked = [api.Request(0, [1, 2, 3], 12)]
 
-    def __init__(self) -> None:
-        self.gates = [threading.Event() for _ in range(3)]
-        self.recorded = 0
-        self.failing: BaseException | None = None
+    def dawdle(engine: api.Engine, events: list[api.Event]) -> None:
+        time.sleep(0.03)  # the step that was launched takes a tenth of that
 
-    def stream(self, name):
-        return name
-
-    def pinned(self, count, dtype):
-        return torch.zeros(count, dtype=dtype)
-
-    def to_host(self, target, source, stream):
-        target.fill_(self.recorded // 2)
-
-    def wait(self, stream, event):
-        pass
-
-    def record(self, stream):
-        self.recorded += 1
-        return (self.recorded - 1) // 2  # one event ahead of each copy, and one behind it
-
-    def synchronize(self, event):
-        assert self.gates[event].wait(PATIENCE_S)
-        if self.failing is not None:
-            raise self.failing
+    _, _, ready = serve(device, settings, asked, meanwhile=dawdle)
+    assert ready.counters["reader_ahead"] > 6
+    _, _, waited = serve(device, settings, asked, plant_at="device", plant_ns=30_000_000)
+    assert waited.counters["reader_ahead"] < 6
+    assert waited.counters["reader_wait_ns"] > 6 * 30_000_000
 
 
-def reading(fake: Ids) -> tuple[d2h.OnThread, list[Step], Counter[str]]:
-    """A reader, two steps that it was given, and its counters."""
-    counters = Counter[str]()
-    toggle = d2h.CHOICES["thread"](fake, SimpleNamespace(nbytes=16), counters)
-    batch = Batch(Decode(2, 1), (), {})
-    steps = [Step(number, batch, None) for number in range(2)]
-    for step in steps:
-        toggle.start(step)
-    return toggle, steps, counters
+def test_what_fails_on_the_reader_is_raised_where_its_step_is_waited_for(device, monkeypatch):
+    def lost(event):
+        raise DeviceLost("the card is gone")
 
-
-def test_ids_that_lay_ready_are_told_from_ids_that_were_waited_for(monkeypatch):
-    fake = Ids()
-    toggle, steps, counters = reading(fake)
-    fake.gates[0].set()
-    wait_until(lambda: not toggle._read.empty())
-    first = toggle.finish(steps[0])
-    assert counters["reader_ahead"] == 1
-
-    def asked() -> int:
-        """The time, from which on the reader may go on."""
-        now = time.perf_counter_ns()
-        if threading.current_thread() is threading.main_thread():
-            fake.gates[1].set()
-        return now
-
-    monkeypatch.setattr(d2h, "perf_counter_ns", asked)
-    second = toggle.finish(steps[1])
-    assert counters["reader_ahead"] == 1
-    assert counters["reader_wait_ns"] > 0
-    toggle.stop()
-    assert (first, second) == ([0, 0], [1, 1])
-
-
-def test_what_fails_on_the_reader_is_raised_at_the_step_that_is_waited_for_and_at_each_later_one():
-    fake = Ids()
-    toggle, steps, _ = reading(fake)
-    fake.failing = DeviceLost("the card is gone")
-    raised: list[DeviceLost] = []
-
-    def wait_for_all() -> None:
-        for step, gate in zip(steps, fake.gates, strict=False):
-            gate.set()
-            with pytest.raises(DeviceLost, match="the card is gone") as caught:
-                toggle.finish(step)
-            raised.append(caught.value)
-
-    scheduler_thread = threading.Thread(target=wait_for_all, daemon=True)  # it might wait for ever
-    scheduler_thread.start()
-    scheduler_thread.join(PATIENCE_S)
-    assert raised == [fake.failing] * len(steps)
-    toggle.stop()
-    assert not toggle._thread.is_alive()
+    monkeypatch.setattr(device, "synchronize", lost)
+    with pytest.raises(DeviceLost, match="the card is gone"):
+        serve(device, SPEC.check({"schedule": "overlap", "d2h": "thread"}), some_requests(2))
+    assert "reader" not in {each.name for each in threading.enumerate()}
 
 
 # -- tables ---------------------------------------------------------------------------------------------
-
-row_writes = st.lists(
-    st.tuples(st.integers(0, SLOTS - 1), st.lists(st.integers(1, 99), min_size=1, max_size=BLOCKS)),
-    max_size=5,
-)
-batches = st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=SLOTS, unique=True)
-
-
-@settings(max_examples=200)
-@given(st.lists(st.tuples(row_writes, batches, st.integers(1, BLOCKS)), max_size=12))
-def test_changed_rows_leave_the_device_with_the_table_that_whole_ones_tell(script):
-    full, dirty = (tables.CHOICES[choice](SLOTS + 1, BLOCKS, Counter()) for choice in tables.TOGGLE.choices)
-    kept = np.zeros((SLOTS + 1, BLOCKS), dtype=np.int32)
-    for written, slots, blocks in script:
-        for slot, numbers in written:
-            full.write(slot, numbers)
-            dirty.write(slot, numbers)
-        padded = [*slots, SLOTS, SLOTS]
-        for slot, row in dirty.changed(padded):
-            kept[slot] = row
-        assert not dirty.changed(padded)
-        assert dirty.whole(padded, blocks) == {}
-        assert (kept[padded, :blocks] == full.whole(padded, blocks)["block_tables"]).all()
 
 
 def test_only_rows_that_changed_are_sent(device):
@@ -239,11 +147,11 @@ def test_prompts_in_chunks_run_beside_rows_that_decode(device):
 
 
 def test_eight_steps_are_one_and_what_they_compute_past_an_end_is_counted(device):
-    requests = [api.Request(number, [number + 1, 5, 6], 1 + 12) for number in range(4)]
+    requests = [api.Request(number, [number + 1, 5, 6], 1 + (12 if number else 4)) for number in range(4)]
     _, _, record = serve(device, SPEC.check(INLINE | {"steps": "8"}), requests)
     decodes = [step for step in steps_of(record) if api.STEP_KINDS[step["kind"]] == "decode"]
-    assert [step["given"] for step in decodes] == [4 * 8, 4 * 4]
-    assert record.counters["tokens_past_end"] == 4 * 4
+    assert [step["given"] for step in decodes] == [4 + 3 * 8, 3 * 4]
+    assert record.counters["tokens_past_end"] == 4 + 3 * 4
     assert record.counters["captured_launches"] == 2
 
 

@@ -3,19 +3,14 @@
 import os
 import select
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator
 from time import perf_counter_ns, sleep
 
-import msgspec
 import pytest
-import zmq
 from tokenizers import Tokenizer
 
 from overlap_bench.engines import api
 from overlap_bench.engines.devices.base import Device
-from overlap_bench.engines.host import Host
 from overlap_bench.engines.overlap import SPEC
 from overlap_bench.engines.overlap.tokenizing import Tokenized, Tokenizing, encode
 from overlap_bench.engines.presets import load_tokenizer
@@ -107,29 +102,6 @@ def test_a_text_that_breaks_the_tokenizer_is_answered(device: Device, workers: i
     assert len(tokens[1]) == 3
 
 
-def test_a_request_is_cancelled_while_its_text_is_being_tokenized(
-    monkeypatch: pytest.MonkeyPatch, device: Device
-) -> None:
-    told = threading.Event()
-
-    def held_up(tokenizer: Tokenizer, text: str) -> list[int]:
-        assert told.wait(PATIENCE_S)
-        return encode(tokenizer, text)
-
-    def cancel(engine: api.Engine, events: list[api.Event]) -> None:
-        if not told.is_set():
-            engine.cancel(0)
-            told.set()
-
-    monkeypatch.setattr("overlap_bench.engines.overlap.tokenizing.encode", held_up)
-    asked = [api.Request(0, TEXTS[2], 8), api.Request(1, "Hello", 8)]
-    settings = SPEC.check({"schedule": "serial"})
-    tokens, events, _ = serve(device, settings, asked, meanwhile=cancel, tokenize_workers=1)
-    reasons = {event.id: event.reason for event in events if isinstance(event, api.Finish)}
-    assert reasons == {0: "cancelled", 1: "length"}
-    assert [len(tokens[each]) for each in (0, 1)] == [0, 8]
-
-
 def test_the_end_does_not_wait_for_a_text_and_is_not_written_to_behind_it(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
 ) -> None:
@@ -179,62 +151,3 @@ def test_a_long_text_does_not_hold_the_scheduler_up(tokenizer: Tokenizer) -> Non
     begun, ended = span
     quarter = (ended - begun) // 4
     assert any(begun + quarter < turn < ended - quarter for turn in turns)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# The host's part
-
-
-class Woken(api.Engine):
-    """Waits for a message, though it has something to look at."""
-
-    went_on: bool | None = None
-
-    def start(self, events: api.EventSink) -> api.Description:
-        self.wake_fd = os.eventfd(1)
-        nothing: dict[str, str] = {}
-        return api.Description(
-            engine="woken", versions={}, device=nothing, model={}, toggles={}, deterministic=True, pids={}
-        )
-
-    def run(self, pump: Callable[[float | None], bool]) -> None:
-        Woken.went_on = pump(None)
-
-    def stop(self) -> None:
-        os.close(self.wake_fd)
-
-
-def build(options: api.EngineOptions, toggles: dict[str, str]) -> Woken:
-    return Woken()
-
-
-@contextmanager
-def host_of(build: str, folder: Path) -> Iterator[Host]:
-    host = Host(
-        api.HostConfig(
-            name="before",
-            build=build,
-            options=api.EngineOptions(),
-            toggles={},
-            inbox=f"ipc://{folder}/inbox",
-            replies=f"ipc://{folder}/replies",
-            events=f"ipc://{folder}/events",
-        )
-    )
-    try:
-        yield host
-    finally:
-        host.context.destroy(linger=0)
-
-
-def test_a_host_that_waits_for_messages_is_woken(tmp_path: Path) -> None:
-    with host_of(f"{__name__}:build", tmp_path) as host:
-        late = host.context.socket(zmq.PUSH)
-        late.connect(host.config.inbox)
-        stop = threading.Timer(PATIENCE_S, lambda: late.send(msgspec.msgpack.encode(api.Stop())))
-        stop.start()
-        with pytest.raises(api.EngineError, match="before pump said stop"):
-            host.serve()
-        stop.cancel()
-        stop.join()
-    assert Woken.went_on, "only the Stop that came much later ended the wait"

@@ -152,21 +152,15 @@ def test_records_that_are_taken_at_once_hold_the_step_that_the_last_eos_left_in_
     assert set(ran) >= set(column(record, "step"))  # each ran on the device, and is there
 
 
-def test_a_length_finish_costs_no_step_too_many(device):
-    requests = some_requests(1)
-    settings = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "packed", "graph": "on"})
-    _, _, record = serve(device, settings, requests)
-    assert record.steps.rows == requests[0].max_new_tokens
-    assert record.counters.get("dropped_rows", 0) == 0
-
-
 def test_the_first_token_goes_out_alone_and_the_others_by_stream_interval(device):
     settings = SPEC.check({"schedule": "overlap", "launch": "inline", "h2d": "pinned", "graph": "on"})
-    _, events, _ = serve(device, settings, [api.Request(0, [5, 6, 7], 12)], stream_interval=4)
+    _, events, record = serve(device, settings, [api.Request(0, [5, 6, 7], 12)], stream_interval=4)
     chunks = [event for event in events if isinstance(event, api.Chunk)]
     assert [len(chunk.token_ids) for chunk in chunks] == [1, 4, 4, 3]
     assert isinstance(events[-1], api.Finish)
     assert all(len(chunk.token_ns) == len(chunk.token_ids) for chunk in chunks)
+    assert record.steps.rows == 12, "a length finish costs no step too many"
+    assert record.counters.get("dropped_rows", 0) == 0
 
 
 def test_a_request_that_cannot_run_is_answered_with_one_line_and_the_others_run(device):

@@ -135,33 +135,6 @@ def test_texts_and_stop_strings_are_the_overlap_engines(device, mode: str) -> No
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_cancelled_request_ends_and_the_others_are_unaffected(mode: str) -> None:
-    requests = [api.Request(number, [number + 1, 5], 40) for number in range(6)]  # two of them have to wait
-    sink = Collected()
-    engine = started(mode, sink)
-    for request in requests:
-        engine.submit(request)
-    cancelled = False
-
-    def until() -> bool:
-        nonlocal cancelled
-        if not cancelled and len(chunks(sink, 1)) >= 2:
-            cancelled = True
-            engine.cancel(1)
-            engine.cancel(5)
-            engine.cancel(77)  # of which nobody has heard
-        return sink.ended == len(requests)
-
-    run(engine, sink, until)
-    engine.stop()
-    assert {number for number, end in ends(sink).items() if end.reason == "cancelled"} == {1, 5}
-    assert tokens(sink)[5] == []
-    assert 0 < len(tokens(sink)[1]) < 40
-    whole = generated("tiny-gpt2", requests)
-    assert all(tokens(sink)[number] == whole[number] for number in (0, 2, 3, 4))
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_a_request_that_comes_meanwhile_waits_for_the_batch_or_joins_it(mode: str) -> None:
     sink = Collected()
     engine = started(mode, sink, stream_interval=1)

@@ -215,11 +215,17 @@ class Simulation:
             if last:
                 self.ended[active.request.id] = self.live.pop(active.request.id)
 
-    def end(self, request: int, reason: str) -> None:
-        """From outside: a client gave it up, or its text came to a stop string."""
-        active = self.scheduler.end(request, reason)
-        if active is not None:
+    def end(self, request: int) -> None:
+        """From outside: its text came to a stop string."""
+        if self.scheduler.end(request):
             self.ended[request] = self.live.pop(request)
+
+    def finish(self) -> None:
+        """Step until nothing is left to do, and look at the books all along."""
+        while self.busy:
+            self.step()
+            self.check()
+        self.check_ended()
 
     def check(self) -> None:
         """Every block and slot has the owners it says it has, and none is lost."""

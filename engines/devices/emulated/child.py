@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
 from mmap import mmap
+from multiprocessing import Pipe
 from typing import Any
 
 import msgspec
@@ -16,7 +16,6 @@ from overlap_bench.engines.api import BadSetting, EngineError
 from overlap_bench.engines.devices.base import DeviceLost
 from overlap_bench.engines.devices.emulated.commands import (
     LAST_WORDS,
-    LENGTH,
     Boot,
     Booted,
     FromDevice,
@@ -45,8 +44,7 @@ class Child:
     def __init__(self, boot: dict[str, Any], page: mmap, inherited: list[int]) -> None:
         self._page = page
         self._closed = False
-        self._lock = threading.Lock()
-        self._control, theirs = socket.socketpair()
+        self._control, theirs = Pipe()
         with theirs:
             config = Boot(
                 control=theirs.fileno(),
@@ -80,13 +78,11 @@ class Child:
 
     def request(self, message: Load) -> Loaded:
         """Ask and wait. Raises what the device process raised, as BadSetting or EngineError; DeviceLost."""
-        body = msgspec.msgpack.encode(message)
-        with self._lock:
-            try:
-                self._control.sendall(LENGTH.pack(len(body)) + body)
-            except OSError as error:
-                raise self.lost() from error
-            answer = self._receive()
+        try:
+            self._control.send_bytes(msgspec.msgpack.encode(message))
+        except OSError as error:
+            raise self.lost() from error
+        answer = self._receive()
         if isinstance(answer, Refused):
             raised = (BadSetting if answer.usage else EngineError)(answer.message)
             raised.add_note(f"In the device process:\n{answer.traceback}")
@@ -123,21 +119,12 @@ class Child:
             self._process.wait()
 
     def _receive(self) -> FromDevice:
-        (length,) = LENGTH.unpack(self._receive_exactly(LENGTH.size))
-        answer: FromDevice = msgspec.msgpack.decode(self._receive_exactly(length), type=FromDevice)
+        try:
+            body = self._control.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise self.lost() from error
+        answer: FromDevice = msgspec.msgpack.decode(body, type=FromDevice)
         return answer
-
-    def _receive_exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            try:
-                part = self._control.recv(count - len(data))
-            except OSError as error:
-                raise self.lost() from error
-            if not part:
-                raise self.lost()
-            data += part
-        return data
 
 
 def _search_path() -> str:

@@ -96,9 +96,7 @@ def make_fence() -> Callable[[], None]:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# The control channel: one request, one answer, each a length and a msgpack body over a socket pair
-
-LENGTH = struct.Struct("<I")
+# The control channel: one request, one answer, each in msgpack over a pipe of multiprocessing
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import fcntl
 import os
 import platform
 import select
+from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 from time import perf_counter_ns
@@ -18,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from overlap_bench.engines.api import BadSetting, EngineError, pick
-from overlap_bench.engines.devices.base import MemoryUse, ModuleSpec
+from overlap_bench.engines.api import pick
+from overlap_bench.engines.devices.base import ModuleSpec
 from overlap_bench.engines.devices.emulated.child import Child
 from overlap_bench.engines.devices.emulated.commands import (
     CAPTURED,
@@ -57,15 +58,13 @@ _PINNED_BYTES = 1 << 30  # sparse: only what is touched exists
 _PADDING = tuple((0,) * (4 - count) for count in range(MAX_ARGUMENTS + 1))  # of the words of a record
 
 
+@dataclass(slots=True)
 class EmulatedBuffer:
     """Bytes [offset, offset + nbytes) of a module buffer in the device process."""
 
-    __slots__ = ("buffer", "nbytes", "offset")
-
-    def __init__(self, buffer: int, offset: int, nbytes: int) -> None:
-        self.buffer = buffer
-        self.offset = offset
-        self.nbytes = nbytes
+    buffer: int
+    offset: int
+    nbytes: int
 
 
 class EmulatedDevice:
@@ -89,7 +88,6 @@ class EmulatedDevice:
         place: tuple[int, int] = (0, 1),
     ) -> None:
         pick(staging, {"copy": 0, "sync": 0}, "staging")
-        pick(cores, {"split": 0, "shared": 0}, "choice of cores")
         self._sync_first = staging == "sync"
         self._all_cores = os.sched_getaffinity(0)
         devices = _device_cores(self._all_cores, place[1]) if cores == "split" else []
@@ -188,15 +186,10 @@ class EmulatedDevice:
     def pinned(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Zeroed. Raises EngineError where the pinned memory is used up."""
         nbytes = count * dtype.itemsize
-        if nbytes == 0:
-            return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._arena.view(self._arena.take(nbytes), nbytes), dtype=dtype)
 
     def stream(self, name: str) -> EmulatedStream:
-        """Raises EngineError for an eighth: the last queue is `read`'s."""
         if name not in self._streams:
-            if len(self._streams) == MAX_STREAMS - 1:
-                raise EngineError(f"the emulated device has {MAX_STREAMS - 1} streams")
             stream = self._unnamed[len(self._streams)]
             stream.name = name
             self._streams[name] = stream
@@ -214,8 +207,6 @@ class EmulatedDevice:
     def to_device(self, target: EmulatedBuffer, source: torch.Tensor, stream: EmulatedStream) -> None:
         nbytes: int = source.nbytes
         _check_copy(source, target, nbytes)
-        if not nbytes:
-            return
         counters = self.counters
         address = source.data_ptr()
         arena = self._arena
@@ -239,8 +230,6 @@ class EmulatedDevice:
     def to_host(self, target: torch.Tensor, source: EmulatedBuffer, stream: EmulatedStream) -> None:
         nbytes: int = target.nbytes
         _check_copy(target, source, nbytes)
-        if not nbytes:
-            return
         counters = self.counters
         address = target.data_ptr()
         arena = self._arena
@@ -294,23 +283,11 @@ class EmulatedDevice:
     def synchronize(self, event: EmulatedEvent) -> None:
         self._waiting.until(event)
 
-    def done(self, event: EmulatedEvent) -> bool:
-        return self._waiting.happened(event)
-
     # -- between rounds ------------------------------------------------------------------------------------
 
     def drain(self) -> None:
         for stream in list(self._streams.values()):
             self._waiting.until(self.record(stream))
-
-    def read(self, source: EmulatedBuffer, dtype: torch.dtype) -> torch.Tensor:
-        """1-D; not counted as a copy."""
-        self.drain()
-        counted = dict(self.counters)
-        tensor = torch.empty(source.nbytes // dtype.itemsize, dtype=dtype)
-        self.to_host(tensor, source, self._unnamed[-1])
-        self.counters.update(counted)
-        return tensor
 
     def begin_round(self) -> None:
         self._forget()
@@ -327,14 +304,17 @@ class EmulatedDevice:
         rows: np.ndarray = self._work[np.arange(first, head) % WORK_ROWS]
         return rows
 
-    def memory(self) -> MemoryUse:
+    def memory(self) -> dict[str, int]:
         """Device: what the device process grew by at most since it booted. Pinned: staging ring included."""
         resident = self._resident_at_boot
         if not self._closed:
             if select.select([self._child.pidfd], [], [], 0)[0]:
                 raise self._child.lost()
             resident = known(_most_resident_bytes, resident, self.pid)
-        return MemoryUse(max(0, resident - self._resident_at_boot), self._arena.used)
+        return {
+            "device_peak": max(0, resident - self._resident_at_boot),
+            "pinned_peak": self._arena.used,
+        }
 
     def close(self) -> None:
         """Commands still queued are dropped. What is called later raises DeviceLost."""
@@ -349,12 +329,10 @@ class EmulatedDevice:
 
     def _program(self, program: str, arguments: tuple[int, ...]) -> int:
         try:
-            identity = self._programs[program]
+            return self._programs[program]
         except KeyError:
-            identity = pick(program, self._programs, "program")
-        if len(arguments) > MAX_ARGUMENTS:
-            raise BadSetting(f"program '{program}' is given {len(arguments)} arguments, {MAX_ARGUMENTS} fit")
-        return identity
+            identity: int = pick(program, self._programs, "program")
+            return identity
 
     def _forget(self) -> None:
         self._first_row = self._cells[WORK_HEAD]

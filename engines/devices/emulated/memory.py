@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from mmap import mmap
 from time import perf_counter_ns
 
@@ -104,16 +105,15 @@ class BounceRing:
         return waited
 
 
+@dataclass(slots=True)
 class Block:
     """A piece of pinned memory that is handed out again and again."""
 
-    __slots__ = ("nbytes", "offset", "uses", "watch")
-
-    def __init__(self, offset: int, nbytes: int) -> None:
-        self.offset = offset
-        self.nbytes = nbytes
-        self.uses: dict[int, int] = {}  # stream to the count its last copy here completes with
-        self.watch: weakref.ref[memoryview] | None = None
+    offset: int
+    nbytes: int
+    # By stream: the count that its last copy here completes with.
+    uses: dict[int, int] = field(default_factory=dict)
+    watch: weakref.ref[memoryview] | None = None
 
 
 class CachingAllocator:
@@ -149,8 +149,6 @@ class CachingAllocator:
     def pinned_copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor in a block of its own."""
         source = tensor.contiguous()
-        if source.nbytes == 0:
-            return source
         block = self.take(source.nbytes)
         self._arena.write(block.offset, source.data_ptr(), source.nbytes)
         # torch keeps this very view for as long as the storage lives, views of the tensor included.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Callable
 from mmap import mmap
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,6 @@ from overlap_bench.engines.api import BadSetting
 from overlap_bench.engines.devices.base import Module, ModuleSpec
 from overlap_bench.engines.devices.emulated.commands import (
     LAST_WORDS,
-    LENGTH,
     MAX_PROGRAMS,
     PAGE_BYTES,
     WORK_BYTES,
@@ -44,7 +43,7 @@ class Service:
         self._all_cores = os.sched_getaffinity(0)
         self._core = boot.core
         self._pace = boot.pace
-        self._control = socket.socket(fileno=boot.control)
+        self._control = Connection(boot.control)
         self._page = mmap(boot.page, PAGE_BYTES)
         self._executor = make_executor(
             page=self._page,
@@ -67,7 +66,7 @@ class Service:
             self._send(Booted(resident=known(_resident_bytes, 0)))
             with torch.inference_mode():
                 self._executor.serve(self._answer)
-        except (HostGone, BrokenPipeError, ConnectionResetError):
+        except (HostGone, EOFError, BrokenPipeError, ConnectionResetError):
             return
         except Exception as error:
             # The host is in no call that could be answered. As after a CUDA error, the device is lost, and
@@ -79,7 +78,7 @@ class Service:
     # -- control channel -----------------------------------------------------------------------------------
 
     def _answer(self) -> None:
-        request = msgspec.msgpack.decode(self._receive(), type=Load)
+        request = msgspec.msgpack.decode(self._control.recv_bytes(), type=Load)
         answer: FromDevice
         gc.disable()  # a build imports and makes thousands of objects that stay
         try:
@@ -94,22 +93,8 @@ class Service:
         gc.enable()
         self._send(answer)
 
-    def _receive(self) -> bytes:
-        (length,) = LENGTH.unpack(self._receive_exactly(LENGTH.size))
-        return self._receive_exactly(length)
-
-    def _receive_exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = self._control.recv(count - len(data))
-            if not part:
-                raise HostGone
-            data += part
-        return data
-
     def _send(self, message: FromDevice) -> None:
-        body = msgspec.msgpack.encode(message)
-        self._control.sendall(LENGTH.pack(len(body)) + body)
+        self._control.send_bytes(msgspec.msgpack.encode(message))
 
     # -- modules -------------------------------------------------------------------------------------------
 

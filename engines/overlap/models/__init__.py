@@ -32,7 +32,6 @@ def open_model(
 
 
 def make(name: str, dtype: torch.dtype, device: torch.device, seed: int, group: Group | None = None) -> Model:
-    """A preset with its weights."""
     preset = PRESETS[name]
     family: type[GPT2] | type[Llama] = {"gpt2": GPT2, "llama": Llama}[preset.model_type]
     model = family(**preset.config)

@@ -24,10 +24,12 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from overlap_bench.engines.api import EngineError, Toggle
 
 if TYPE_CHECKING:
-    from overlap_bench.engines.api import Finish, HostRanges
+    from overlap_bench.engines.api import HostRanges
     from overlap_bench.engines.output import Opening, OutputProcessor, Produced, Stopped
     from overlap_bench.engines.overlap.output_process import FromOutput, ToOutput
 
@@ -70,8 +72,8 @@ class Output:
     def flush(self) -> None:
         """Return once all that was handed over is sent."""
 
-    def close(self, finish: Finish) -> None:
-        """A request ended without a last token; nothing more is handed over for it."""
+    def close(self, request: int) -> None:
+        """A request was ended at a stop string; nothing more is handed over for it."""
 
     def keep_ranges(self) -> None:
         """From now on note what another process does, if there is one."""
@@ -108,8 +110,8 @@ class Inline(Output):
     def stopped(self) -> Sequence[Stopped]:
         return _taken(self._stopped)
 
-    def close(self, finish: Finish) -> None:
-        self.processor.close(finish)
+    def close(self, request: int) -> None:
+        self.processor.close(request)
 
 
 class Deferred(Inline):
@@ -132,10 +134,6 @@ class Deferred(Inline):
     def flush(self) -> None:
         self.catch_up()
 
-    def close(self, finish: Finish) -> None:
-        self.catch_up()  # its last token may be among what is held
-        self.processor.close(finish)
-
 
 def _taken(stopped: list[Stopped]) -> Sequence[Stopped]:
     if not stopped:
@@ -151,19 +149,12 @@ class InProcess(Output):
     def __init__(
         self, events: str, model: str, vocabulary: int, interval: int, counters: dict[str, int]
     ) -> None:
-        import msgspec
-
-        from overlap_bench.engines.overlap.output_process import (
-            KEEP,
-            LENGTH,
-            TELL,
-            FromOutput,
-            OutputConfig,
-            ToOutput,
-        )
+        from overlap_bench.engines.overlap import output_process as other
 
         self.counters = counters
-        config = OutputConfig(events=events, model=model, vocabulary=vocabulary, stream_interval=interval)
+        config = other.OutputConfig(
+            events=events, model=model, vocabulary=vocabulary, stream_interval=interval
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-m", OUTPUT_PROCESS, msgspec.json.encode(config).decode()],
             stdin=subprocess.PIPE,
@@ -179,11 +170,9 @@ class InProcess(Output):
         os.set_blocking(self._process.stdout.fileno(), False)
         self._write = self._process.stdin.write
         self._told = self._process.stdout.fileno()
-        self._length = LENGTH
-        self._handed = ToOutput
+        self._other = other
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(FromOutput).decode
-        self._keep, self._tell = KEEP, TELL
+        self._decode = msgspec.msgpack.Decoder(other.FromOutput).decode
         self._stopped: list[Stopped] = []
         self._listening = False  # until a request has stop strings, there is nothing to hear
         self._delay_ns = 0
@@ -191,17 +180,17 @@ class InProcess(Output):
 
     def open(self, opening: Opening) -> None:
         self._listening = True
-        self._send(self._handed(opened=[opening]))
+        self._send(self._other.ToOutput(opened=[opening]))
 
     def hand_over(self, step: int, produced: list[Produced]) -> None:
         """One write to a pipe, and no messaging library, whose thread the step would pay for waking."""
         began = perf_counter_ns()
-        self._send(self._handed(step=step, produced=produced))
+        self._send(self._other.ToOutput(step=step, produced=produced))
         self.counters["output_on_step_ns"] += perf_counter_ns() - began
         self.counters["output_messages"] += 1
 
     def flush(self) -> None:
-        self._ask(self._handed(flush=True))
+        self._ask(self._other.ToOutput(flush=True))
 
     def stopped(self) -> Sequence[Stopped]:
         """One read of a pipe that is most often empty."""
@@ -210,21 +199,21 @@ class InProcess(Output):
         self._hear()
         return _taken(self._stopped)
 
-    def close(self, finish: Finish) -> None:
-        self._send(self._handed(closed=[finish]))
+    def close(self, request: int) -> None:
+        self._send(self._other.ToOutput(closed=[request]))
 
     def keep_ranges(self) -> None:
-        self._send(self._handed(ranges=self._keep))
+        self._send(self._other.ToOutput(ranges=self._other.KEEP))
 
     def take_ranges(self) -> list[HostRanges]:
-        ranges = self._ask(self._handed(ranges=self._tell)).ranges
+        ranges = self._ask(self._other.ToOutput(ranges=self._other.TELL)).ranges
         return [] if ranges is None else [ranges]
 
     def delay(self, ns: int) -> int:
         if not ns and not self._delay_ns:
             return 0
         self._delay_ns = ns
-        return self._ask(self._handed(delay_ns=ns)).delayed_ns
+        return self._ask(self._other.ToOutput(delay_ns=ns)).delayed_ns
 
     def _ask(self, handed: ToOutput) -> FromOutput:
         """The answer to it."""
@@ -244,12 +233,12 @@ class InProcess(Output):
             raise EngineError("the output process died")
         self._unread += data
         answers: list[FromOutput] = []
-        size = self._length.size
-        while len(self._unread) >= size:
-            end = size + self._length.unpack_from(self._unread)[0]
+        length = self._other.LENGTH
+        while len(self._unread) >= length.size:
+            end = length.size + length.unpack_from(self._unread)[0]
             if len(self._unread) < end:
                 break
-            told = self._decode(self._unread[size:end])
+            told = self._decode(self._unread[length.size : end])
             self._unread = self._unread[end:]
             if told.stopped:
                 self._stopped += told.stopped
@@ -259,7 +248,7 @@ class InProcess(Output):
 
     def _send(self, handed: ToOutput) -> None:
         body = self._encode(handed)
-        self._write(self._length.pack(len(body)) + body)
+        self._write(self._other.LENGTH.pack(len(body)) + body)
 
     def stop(self) -> None:
         assert self._process.stdin is not None
