@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison, gate
 from overlap_bench.harness.analysis.result import Comparison, GateResult, GateVerdict, Judged
 from overlap_bench.harness.analysis.values import reason_to_stop
