@@ -305,13 +305,6 @@ class Connections:
             return 0
         return CHECK_NS / 1e9 if len(self._by_descriptor) > len(self._idle) else None
 
-    def cancel(self, request: int) -> None:
-        """Give up a request; nothing where it has ended."""
-        for connection in list(self._by_descriptor.values()):
-            if connection.reply is not None and connection.reply.request == request:
-                connection.reply.cancelled = True
-                self._lose(connection, "")
-
     def close(self) -> None:
         for connection in list(self._by_descriptor.values()):
             self._close(connection)

@@ -145,9 +145,6 @@ class OpenAIEngine(api.Engine):
         self.in_flight += 1
         self.connections.ask(reply, content)
 
-    def cancel(self, request: int) -> None:
-        self.connections.cancel(request)
-
     def run(self, pump: Callable[[float | None], bool]) -> None:
         while pump(self._patience()):
             if self.turning is None:

@@ -50,7 +50,6 @@ class Reply:
     read_ns: list[int] = field(default_factory=list)
     whole: bool = False
     failure: str = ""
-    cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +98,15 @@ def _served(reply: Reply, tokens: Tokens | None) -> Outcome:
     if reply.status and not (is_stream or found):
         raise _Wrong(_no_stream(reply))
     pieces, usage, reason, done = _read(found, tokens)
-    if reply.cancelled:
-        reason = "cancelled"
-    elif reply.failure:
+    if reply.failure:
         raise _Wrong(reply.failure)
-    elif not (reason or done):
+    if not (reason or done):
         raise _Wrong("the stream ended too early: no finish reason, and no [DONE]")
-    elif reason in BROKEN_OFF:
+    if reason in BROKEN_OFF:
         raise _Wrong(f"the server broke off the reply: finish reason {reason}")
     counted = count(pieces, usage, tokens)
     # One token without a text, as one that ends the reply, need not show in a chunk.
-    if not (pieces or reply.cancelled) and counted.total != 1:
+    if not pieces and counted.total != 1:
         raise _Wrong(_no_token(counted))
     chunks = _chunks(reply, pieces, counted.counts)
     how = pace(reply.sent_ns, chunks, counted.total)

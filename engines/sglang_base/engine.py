@@ -86,7 +86,6 @@ class SglangEngine(api.Engine):
         self._at_end = ExitStack()  # what is to be cleaned up
         self._names = count()
         self._active: dict[str, Active] = {}  # by SGLang's name for it
-        self._named: dict[int, str] = {}  # by request id
         self._inbox: list[Any] = []  # what SGLang has not been given yet
 
     def preflight(self) -> str:
@@ -161,17 +160,7 @@ class SglangEngine(api.Engine):
             return
         name = f"{next(self._names):012d}"  # SGLang takes what begins with a name for it
         self._active[name] = Active(request, ids, accepted, perf_counter_ns())
-        self._named[request.id] = name
         self._inbox.append(self.tokenized(name, request, ids))
-
-    def cancel(self, request: int) -> None:
-        name = self._named.pop(request, None)
-        if name is None:
-            return
-        from sglang.srt.managers.io_struct import AbortReq
-
-        self._inbox.append(AbortReq(rid=name))
-        self.events.send([self._active.pop(name).finish("cancelled")])
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
         self._pump = pump
@@ -242,7 +231,6 @@ class SglangEngine(api.Engine):
             said += active.events(list(ids), total, finished, decode)
             if finished is not None:
                 del self._active[name]
-                self._named.pop(active.request.id, None)
         if said:
             self.events.send(said)
 

@@ -96,9 +96,6 @@ class AsyncLLMEngine(VllmEngine):
         self._taken += 1
         self._loop.call_soon_threadsafe(self._begin, request, perf_counter_ns())
 
-    def cancel(self, request: int) -> None:
-        self._loop.call_soon_threadsafe(self._give_up, request)
-
     def run(self, pump: Callable[[float | None], bool]) -> None:
         while pump(0 if self._turning and self._busy else None):
             self._check()
@@ -192,11 +189,6 @@ class AsyncLLMEngine(VllmEngine):
         active = self.active(request, accepted_ns)
         task = self._tasks[request.id] = self._loop.create_task(self._serve(active))
         task.add_done_callback(partial(self._ended, active))
-
-    def _give_up(self, request: int) -> None:
-        task = self._tasks.get(request)
-        if task is not None:
-            task.cancel()
 
     async def _serve(self, active: Active) -> None:
         request, name = active.request, str(next(self._names))

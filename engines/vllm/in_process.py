@@ -30,7 +30,6 @@ class InProcessEngine(VllmEngine):
             os.sched_setaffinity(0, {int(core)})
         self._names = count()
         self._active: dict[str, Active] = {}  # by vLLM's name for it
-        self._named: dict[int, str] = {}  # by request id
 
     def submit(self, request: api.Request) -> None:
         accepted, name = perf_counter_ns(), str(next(self._names))
@@ -40,13 +39,6 @@ class InProcessEngine(VllmEngine):
             self.events.send([error_of(request.id, error)])
             return
         self._active[name] = self.active(request, accepted)
-        self._named[request.id] = name
-
-    def cancel(self, request: int) -> None:
-        name = self._named.pop(request, None)
-        if name is not None:
-            self._llm.abort_request([name])
-            self.events.send([self._active.pop(name).finish("cancelled")])
 
     def run(self, pump: Callable[[float | None], bool]) -> None:
         while pump(0 if self._active else None):
@@ -81,7 +73,6 @@ class InProcessEngine(VllmEngine):
             said += active.events(output)
             if output.finished:
                 del self._active[output.request_id]
-                self._named.pop(active.request.id, None)
         if said:
             self.events.send(said)
         if self.options.recorder:

@@ -243,19 +243,6 @@ def test_a_server_is_ready_when_its_health_says_so_or_without_any_when_it_lists_
     assert found == asked
 
 
-def test_a_request_is_given_up(server: SmallServer) -> None:
-    with started(url(server)) as (built, sink):
-        built.submit(api.Request(7, "silence", 1))
-        for _ in range(100):
-            built.connections.turn()  # type: ignore[attr-defined]
-            time.sleep(0.001)
-        built.cancel(7)
-        built.run(lambda timeout: not sink.ended)
-        (finish,) = sink.events
-        assert isinstance(finish, api.Finish)
-        assert (finish.id, finish.reason) == (7, "cancelled")
-
-
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A key and a certificate for 127.0.0.1 that nobody vouches for, in one file."""

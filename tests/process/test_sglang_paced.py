@@ -85,16 +85,13 @@ def test_tokens_are_the_same_whatever_loop_wait_batch_turn_and_preemption(said: 
     assert all(len(each["ids"]) == 24 for each in normal["together"].values())
 
 
-def test_an_answer_ends_at_a_stop_string_an_end_of_text_and_where_it_is_cancelled(said: Said) -> None:
+def test_an_answer_ends_at_a_stop_string_and_an_end_of_text(said: Said) -> None:
     for way in said.values():
         rounds = way["said"]
         whole, stop = rounds["together"]["3"]["text"], way["stop"]
         assert rounds["stopped"]["3"]["reason"] == "stop"
         assert rounds["stopped"]["3"]["text"] == whole[: whole.index(stop)]
         assert {each["reason"] for each in rounds["ended"].values()} == {"eos", "length"}
-        reasons = {name: each["reason"] for name, each in rounds["cancelled"].items()}
-        assert [name for name, reason in reasons.items() if reason == "cancelled"] == ["2", "5"]
-        assert rounds["cancelled"]["1"] == rounds["together"]["1"]
         assert "256 at most" in rounds["refused"]["0"]["reason"]
         assert "empty prompt" in rounds["refused"]["1"]["reason"]
         assert rounds["refused"]["3"] == rounds["together"]["3"]

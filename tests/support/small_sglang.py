@@ -39,7 +39,7 @@ class Sink:
                 row["ids"] += each.token_ids
                 row["text"] += each.text
             elif isinstance(each, api.Finish):
-                assert each.completion_tokens == len(row["ids"]) or each.reason == "cancelled"
+                assert each.completion_tokens == len(row["ids"])
                 row["reason"] = each.reason
             else:
                 row["reason"] = each.message
@@ -51,10 +51,8 @@ class Round:
     """Requests that are asked for at once; `drain`: after so many steps, again and again; `delayed`: the
     phase that each step spends longer in."""
 
-    def __init__(
-        self, requests: list[api.Request], drain: int = 0, cancel: Sequence[int] = (), delayed: str = ""
-    ) -> None:
-        self.requests, self.drain, self.cancel, self.delayed = requests, drain, cancel, delayed
+    def __init__(self, requests: list[api.Request], drain: int = 0, delayed: str = "") -> None:
+        self.requests, self.drain, self.delayed = requests, drain, delayed
 
 
 class Script:
@@ -75,9 +73,6 @@ class Script:
             now = self.rounds[self.now]
             if now.drain and self.steps % now.drain == 0:
                 self.engine.drain()
-            if self.steps == 5:
-                for each in now.cancel:
-                    self.engine.cancel(each)
             return True
         if self.now:
             self.said[self.now] = self.sink.take()
@@ -148,7 +143,6 @@ def main() -> None:
         "alone": Round(alone),
         "long": Round([api.Request(0, list(range(50, 200)), 8)], drain=2),  # its prompt in parts
         "ended": Round([api.Request(row, [row + 3], 200, stop_on_eos=True) for row in range(8)]),
-        "cancelled": Round(together, cancel=(2, 5)),
         # Of 512 slots. SGLang lets in more than fits where answers may end early.
         "crowd": Round(
             [api.Request(row, prompt, 150, stop_on_eos=True) for row, prompt in enumerate(PROMPTS)], drain=5
