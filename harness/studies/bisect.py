@@ -38,6 +38,7 @@ from overlap_bench.harness.run.messages import Booting, Event, Foreseen, Said
 from overlap_bench.harness.run.session import Session
 from overlap_bench.harness.stats import bisection
 from overlap_bench.harness.stats.bisection import Posterior, Trial
+from overlap_bench.harness.stats.distributions import Floats
 from overlap_bench.harness.store import bisection as store
 from overlap_bench.harness.store import trust
 from overlap_bench.harness.store.bisection import BAD, GOOD, Bisection, Commit, Foretold
@@ -340,7 +341,7 @@ class _Search:
             return None
         return place
 
-    def _costs(self) -> bisection.Floats:
+    def _costs(self) -> Floats:
         """Minutes of a trial, by commit."""
         trio = float(np.mean(self.trio_s)) if self.trio_s else OF_THREE * self.pair_s
         warm = float(np.mean(self.warm_s)) if self.warm_s else OF_A_FIRST_BOOT * self.pair_s

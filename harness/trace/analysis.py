@@ -334,7 +334,8 @@ def stream_was_idle(trace: Trace) -> Flags:
     done = reach.groupby(streams).shift(fill_value=UNTAKEN).to_numpy()
     result = np.empty(len(order), bool)
     result[order] = done <= events.take(trace.calls.start, work.call, UNTAKEN)[order]
-    return result & (work.call != NONE)
+    result &= work.call != NONE
+    return result
 
 
 # ---------------------------------------------------------------------------------------------------------
