@@ -98,7 +98,7 @@ class _Portable:
 def _passing() -> _Native | _Portable:
     """How time is passed here. The first call takes 20 ms, to learn what a tick is worth."""
     try:
-        steady = "constant_tsc" in Path("/proc/cpuinfo").read_text("utf-8")
+        steady = "constant_tsc" in Path("/proc/cpuinfo").read_text("utf-8", "replace")
         if platform.machine() != "x86_64" or not steady:
             raise OSError("no time stamp counter that it knows")
         page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)

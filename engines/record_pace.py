@@ -460,7 +460,7 @@ def driver() -> str:
 
 def cpu() -> str:
     known = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.*)", known.read_text("utf-8")) if known.exists() else None
+    found = re.search(r"model name\s*: (.*)", known.read_text("utf-8", "replace")) if known.exists() else None
     return found[1].strip() if found else platform.machine()
 
 

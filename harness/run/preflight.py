@@ -76,4 +76,6 @@ def _answer(arm: Arm, process: subprocess.Popen[str]) -> str:
     if process.returncode:
         last = (errors.strip().splitlines() or [f"it ended with status {process.returncode}"])[-1]
         raise RunFailed(f"{arm.name} failed before it booted: {last}", errors)
+    if not said:
+        raise RunFailed(f"{arm.name} ended before it booted, and said nothing", errors)
     return said[-1]

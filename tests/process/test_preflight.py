@@ -14,7 +14,7 @@ from overlap_bench.harness.run.messages import Booting, Said
 
 NAMES = ("before", "after", "third")
 ENGINE = """
-import pathlib, sys, time
+import os, pathlib, sys, time
 from overlap_bench.engines import api
 
 class Choosy(api.Engine):
@@ -27,6 +27,8 @@ class Choosy(api.Engine):
             raise api.BadSetting("heads of 16 have no kernel")
         if self.toggles["heads"] == "0":
             raise ZeroDivisionError("no heads")
+        if self.toggles["heads"] == "silent":
+            os._exit(0)
         if self.toggles["heads"] == "hangs":
             time.sleep(600)
         if self.toggles["heads"].startswith("meets"):
@@ -60,11 +62,16 @@ def test_what_can_not_work_is_refused_in_the_engines_own_words() -> None:
     assert preflight.check([arm("32")]) == ["cpu"]
 
 
-def test_an_engine_that_breaks_while_it_is_asked_has_failed() -> None:
-    with pytest.raises(
-        hosts.RunFailed, match=r"^after failed before it booted: ZeroDivisionError: no heads$"
-    ):
-        preflight.check([arm("0")])
+@pytest.mark.parametrize(
+    ("heads", "said"),
+    [
+        ("0", r"^after failed before it booted: ZeroDivisionError: no heads$"),
+        ("silent", r"^after ended before it booted, and said nothing$"),
+    ],
+)
+def test_an_engine_that_breaks_while_it_is_asked_has_failed(heads: str, said: str) -> None:
+    with pytest.raises(hosts.RunFailed, match=said):
+        preflight.check([arm(heads)])
 
 
 def test_arms_are_asked_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

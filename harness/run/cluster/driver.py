@@ -359,8 +359,10 @@ class _Cluster:
         if block == -1:
             job.observe(BlockDone(-1, measured.seconds))
             return
-        self._ask()  # the node is free: it shall not wait for what is written here
-        job.write(block, measured)
+        try:
+            self._ask()  # the node is free: it shall not wait for what is written here
+        finally:  # where the cluster is gone, what it measured is not
+            job.write(block, measured)
         left = sum(len(each.missing) + len(each.under_way) for each in self.jobs)
         job.observe(NodeDone(block, measured.node, measured.seconds, measured.stolen, left, len(self.tasks)))
 

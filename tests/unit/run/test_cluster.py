@@ -24,7 +24,14 @@ from overlap_bench.harness.run.messages import Event, Said
 from overlap_bench.harness.store import trust
 from overlap_bench.harness.store.files import StoreError
 from overlap_bench.harness.store.manifest import read_manifest, signed, write_manifest
-from overlap_bench.harness.store.tables import TABLES, packed, stored_block, write_block, write_packed
+from overlap_bench.harness.store.tables import (
+    TABLES,
+    finished_blocks,
+    packed,
+    stored_block,
+    write_block,
+    write_packed,
+)
 from tests.support.made_blocks import block as made_block
 from tests.support.made_blocks import described, manifest, side
 
@@ -348,6 +355,19 @@ def test_values_that_a_node_sent_are_not_made_again(cluster: driver._Cluster, tm
     _, (first,) = next(cluster._blocks_of(run))
     assert block_values(manifest().design, first) is sent.values[0]
     assert first.only(["before"]).values is None  # those of fewer arms are others
+
+
+def test_what_a_cluster_measured_before_it_was_gone_is_kept(
+    cluster: driver._Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(self: driver._Cluster) -> None:
+        raise RunFailed("the cluster is gone")
+
+    run, _ = begun(cluster, tmp_path)
+    monkeypatch.setattr(driver._Cluster, "_ask", ask)
+    with pytest.raises(RunFailed):
+        cluster._keep(run, 0, measured(5.0))
+    assert finished_blocks(tmp_path) == [0]
 
 
 def test_a_block_that_a_run_had_already_keeps_its_own_values(
