@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +104,7 @@ class WayOut(OfVerdict, frozen=True):
     margin: float
     seconds: float | None = None
     usual = Severity.OVERRULES
+    settles: ClassVar[bool] = True
 
     def sentence(self) -> str:
         trials = between(*(f"{each:,}" for each in self.trials))
@@ -141,6 +142,7 @@ class WayOut(OfVerdict, frozen=True):
 class Contradicted(OfVerdict, frozen=True):
     why: str
     usual = Severity.OVERRULES
+    settles: ClassVar[bool] = True
     says = f"{UNDECIDED}: {{why}}"
 
 
@@ -176,7 +178,7 @@ class NodesDisagree(OfVerdict, frozen=True):
 
     @classmethod
     def found(cls, decided: Decided) -> Iterator[Self]:
-        if decided.disagree_by is not None and (decided.word == UNDECIDED) == cls.says.startswith(UNDECIDED):
+        if decided.disagree_by is not None and (decided.word == UNDECIDED) == cls.settles:
             yield cls(decided.nodes, decided.disagree_by)
 
 
@@ -184,6 +186,7 @@ class NodesLeaveItOpen(NodesDisagree, frozen=True):
     """The same, where nothing is decided."""
 
     usual = Severity.OVERRULES
+    settles: ClassVar[bool] = True
 
     says = (
         f"{UNDECIDED}: nodes disagree: the change differs between them by an SD of {{sd:.2%}}, beyond the "

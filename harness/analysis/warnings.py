@@ -37,6 +37,7 @@ class Warning:
     weight: Severity | None  # of this one, where it is another than is usual of its kind
     usual: ClassVar[Severity] = Severity.DESCRIBES
     says: ClassVar[str] = ""  # the sentence, with its fields in {}; one that needs more has `sentence`
+    settles: ClassVar[bool] = False  # whether it says why nothing is decided, or what would decide it
 
     @property
     def kind(self) -> str:
@@ -45,17 +46,13 @@ class Warning:
 
     @property
     def severity(self) -> Severity:
+        """What it says of the verdict."""
         return self.usual if self.weight is None else self.weight
 
     @property
     def text(self) -> str:
         """What is shown, on one line: an error that it quotes may have several."""
         return " ".join(f"{self.of + ': ' if self.of else ''}{self.sentence()}".split())
-
-    @property
-    def settles(self) -> bool:
-        """Whether it says why nothing is decided, or what would decide it."""
-        return self.sentence().startswith(f"{UNDECIDED}: ")
 
     @property
     def leads(self) -> bool:
@@ -107,6 +104,12 @@ class Told(Kind, frozen=True):
         return self.said
 
 
+class ToldUndecided(Told, frozen=True):
+    """The same, of one that says why nothing is decided."""
+
+    settles: ClassVar[bool] = True
+
+
 def ranked(warnings: Iterable[Warning]) -> list[Warning]:
     """Each once, those first that do most to the verdict."""
     return sorted(dict.fromkeys(warnings), key=lambda each: each.severity)
@@ -147,10 +150,12 @@ def read(plain: Any) -> Warning:
     """What `stored` made, or an older file's sentence, as a warning again. Raises ValueError."""
     match plain:
         case str():
-            return Told(plain, UNDECIDED if plain.startswith(f"{UNDECIDED}: ") else "")
+            settles = plain.startswith(f"{UNDECIDED}: ")
+            return ToldUndecided(plain, UNDECIDED) if settles else Told(plain)
         case {"kind": str(kind), "text": str(text), "severity": int(severity)}:
             try:
                 return of_fields({**plain, TAG: kind})
             except msgspec.ValidationError:  # of a newer version, or of an older one
-                return Told(text, kind, weight=None if severity == Told.usual else Severity(severity))
+                told = ToldUndecided if text.startswith(f"{UNDECIDED}: ") else Told
+                return told(text, kind, weight=None if severity == told.usual else Severity(severity))
     raise ValueError("it has a warning without a sentence")

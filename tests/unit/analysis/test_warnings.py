@@ -125,7 +125,7 @@ def of_each_field(kind: type[Any]) -> Iterator[Warning]:
 
 
 # Their sentence is a field of theirs, and made where what they are about is known.
-MADE_ELSEWHERE = {"Told", "FloorRemark", "Contradicted", "TurnsNotBelieved", "NotLikeOurs"}
+MADE_ELSEWHERE = {"Told", "ToldUndecided", "FloorRemark", "Contradicted", "TurnsNotBelieved", "NotLikeOurs"}
 WORDS = 60
 
 
