@@ -10,15 +10,15 @@ import pytest
 from msgspec import ValidationError
 from msgspec.structs import replace
 
-from overlap_bench.harness.analysis import accuracy, across_warnings, arm_warnings, run_warnings
+from overlap_bench.harness.analysis import accuracy, across_warnings, arm_warnings, comparison, run_warnings
 from overlap_bench.harness.analysis.plain import from_plain, to_plain, to_stored
 from overlap_bench.harness.analysis.result import Comparison
 from overlap_bench.harness.analysis.run_warnings import Measured, OfRun
-from overlap_bench.harness.analysis.verdict_warnings import SignFlip, WayOut
+from overlap_bench.harness.analysis.verdict_warnings import OneTrial, SignFlip, WayOut
 from overlap_bench.harness.analysis.warnings import Kind, Severity, Told, Warning, kinds, ranked
 from overlap_bench.harness.report import sections
 from overlap_bench.harness.store.manifest import Repeat
-from tests.support.made_blocks import manifest, result
+from tests.support.made_blocks import blocks, manifest, result
 
 
 class FullMoon(OfRun, frozen=True):
@@ -136,3 +136,8 @@ def test_a_sentence_says_what_happened_what_it_may_mean_and_what_to_try(kind: ty
     for each in of_each_field(kind):
         assert [len(part) > 10 for part in each.text.split("; ")] == [True] * 3, each.text
         assert len(each.text.split()) <= WORDS, each.text
+
+
+def test_one_trial_says_what_gives_a_verdict() -> None:
+    found = comparison.result(manifest(1), blocks(0.9, 1)).comparisons[0]
+    assert OneTrial("--trials 6") in found.warnings
