@@ -4,6 +4,7 @@ front, is no part of the content; one of UTF-16 (PowerShell's `>`) says how to r
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader, TextIOWrapper
@@ -13,6 +14,7 @@ from typing import TextIO
 from overlap_bench.engines.api import BadFile
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+SURROGATE = re.compile("[\ud800-\udfff]")  # in place of what is no text: bytes of a command line, half a pair
 
 
 @contextmanager

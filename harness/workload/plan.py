@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from overlap_bench.engines.api import BadSetting, pick
+from overlap_bench.harness.common.text_files import SURROGATE
 from overlap_bench.harness.workload import lengths
 from overlap_bench.harness.workload import prompts as source
 from overlap_bench.harness.workload.arrivals import ARRIVALS, SCHEDULES, TIMING_OPTIONS, parse_ramp, using
@@ -308,7 +309,7 @@ def check(workload: Workload) -> None:
     if "" in workload.stop:
         raise BadSetting("a stop string is empty: it would end every request at once")
     for name, texts in (("prompt", [workload.prompt or ""]), ("stop", workload.stop)):
-        if any(map(source.SURROGATE.search, texts)):
+        if any(map(SURROGATE.search, texts)):
             raise BadSetting(f"{name} is not UTF-8 text")
     if workload.arrival == "trace":
         _check_trace(workload)

@@ -25,8 +25,7 @@ from typing import Literal
 import msgspec
 
 from overlap_bench.engines.api import BadFile
-from overlap_bench.harness.common.text_files import read_utf8
-from overlap_bench.harness.workload.prompts import SURROGATE
+from overlap_bench.harness.common.text_files import SURROGATE, read_utf8
 
 JSON_NAMES = (".json", ".jsonl", ".ndjson")  # of a file that is no plain text, whatever it holds
 TABLES = (".csv", ".tsv")

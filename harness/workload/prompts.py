@@ -32,7 +32,6 @@ DOCUMENTED = (
 )  # fmt: skip
 PASSAGE_CHARACTERS = range(60, 601)  # one to a few sentences: 15-150 tokens, fits the smallest context
 CODE = re.compile(r">>>|::|\*\*|``|__|==|\|")
-SURROGATE = re.compile("[\ud800-\udfff]")  # in place of what is no text: bytes of a command line, half a pair
 
 TRIES = 64  # texts looked at for one of exactly the wanted number of tokens
 LEAD_WORDS = 4
