@@ -20,7 +20,11 @@ def build(spec: ModuleSpec, where: torch.device) -> Module:
     """
     path, function = spec.build.split(":")
     with torch.inference_mode(False), torch.no_grad():
-        return cast(Module, getattr(import_module(path), function)(where, **spec.arguments))
+        module = cast(Module, getattr(import_module(path), function)(where, **spec.arguments))
+    for name, buffer in module.buffers.items():
+        if not buffer.is_contiguous():  # other bytes than its own would be copied
+            raise EngineError(f"buffer '{name}' is not contiguous")
+    return module
 
 
 def settle_garbage() -> None:

@@ -2,18 +2,18 @@
 
 It has a device of its own and the same programs on it. The first rank schedules; this one is told of each
 step (toggle share) and launches it, as the first one does with its own. Its device reads back nothing: all
-ranks choose the same tokens. What it has to say goes to a pipe.
+ranks choose the same tokens. What it has to say goes to its standard output.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import struct
 import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection
 
 import msgspec
 
@@ -23,11 +23,11 @@ from overlap_bench.engines.processes import die_with_parent
 
 DRAIN, BEGIN, COLLECT, STOP = "drain", "begin", "collect", "stop"  # orders
 PROGRAM = 0  # a kind of device work (engines.devices.base)
+LENGTH = struct.Struct("<I")  # in front of each answer: its bytes
 
 
 class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank is started with. `store`: where the ranks' devices meet; `answers`: the pipe for what it
-    says."""
+    """What a rank is started with. `store`: where the ranks' devices meet."""
 
     options: EngineOptions
     toggles: dict[str, str]
@@ -36,7 +36,6 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     ends: Ends
     cores: str
-    answers: int
     parent: int = msgspec.field(default_factory=os.getpid)
 
 
@@ -47,7 +46,9 @@ class Up(msgspec.Struct, frozen=True, tag="up"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """It has done what it was ordered."""
+    """The answer to an order."""
+
+    what: str
 
 
 class Broke(msgspec.Struct, frozen=True, tag="broke"):
@@ -70,10 +71,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to answer
     config = msgspec.json.decode(sys.argv[1], type=RankConfig)
     die_with_parent(config.parent)
-    answers = Connection(config.answers, readable=False)
+    told = os.dup(1)
+    os.dup2(2, 1)  # whatever else is printed belongs to no answer
 
     def answer(said: FromRank) -> None:
-        answers.send_bytes(msgspec.msgpack.encode(said))
+        body = msgspec.msgpack.encode(said)
+        os.write(told, LENGTH.pack(len(body)) + body)
 
     try:
         serve(config, RECEIVERS[config.toggles["share"]](config.ends), answer)
@@ -137,7 +140,7 @@ def serve(config: RankConfig, receiver: Receiver, answer: Callable[[FromRank], N
                     continue
                 if told.order == BEGIN:
                     device.begin_round()
-                answer(Done())
+                answer(Done(told.order))
     finally:
         with suppress(EngineError):
             device.close()

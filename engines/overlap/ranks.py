@@ -9,14 +9,13 @@ at the first rank's device, which then waits in vain; `blame` says which rank it
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 
 import msgspec
 
@@ -27,6 +26,7 @@ from overlap_bench.engines.overlap.rank_process import (
     BEGIN,
     COLLECT,
     DRAIN,
+    LENGTH,
     STOP,
     Broke,
     FromRank,
@@ -60,27 +60,34 @@ def count_ranks(toggles: Mapping[str, str]) -> int:
 
 @dataclass(slots=True)
 class _Rank:
+    """One of them. `unread`: what it said and was not looked at yet."""
+
     number: int
     process: subprocess.Popen[bytes]
-    answers: Connection
     up: bool = False
     device: int | None = None
+    unread: bytes = b""
     broke: Broke | None = None
     heard: list[FromRank] = field(default_factory=list)
 
     def hear(self, timeout: float) -> bool:
         """Read what it says, waiting for it for so long; whether it said anything."""
-        try:
-            if not self.answers.poll(timeout):
-                return False
-            said: FromRank = msgspec.msgpack.decode(self.answers.recv_bytes(), type=FromRank)
-        except (EOFError, OSError):  # it is gone
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], timeout)[0]:
             return False
-        if isinstance(said, Broke):
-            self.broke = said
-        else:
-            self.heard.append(said)
-        return True
+        data = os.read(self.process.stdout.fileno(), 1 << 16)
+        self.unread += data
+        while len(self.unread) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self.unread)[0]
+            if len(self.unread) < end:
+                break
+            said: FromRank = msgspec.msgpack.decode(self.unread[LENGTH.size : end], type=FromRank)
+            self.unread = self.unread[end:]
+            if isinstance(said, Broke):
+                self.broke = said
+            else:
+                self.heard.append(said)
+        return bool(data)
 
     def failure(self) -> EngineError | None:
         """What it died of, if it did."""
@@ -126,25 +133,23 @@ class OtherRanks:
         self._ranks: list[_Rank] = []
         try:
             for rank, ends in enumerate(self._sender.ends, start=1):
-                answers, theirs = Pipe(duplex=False)
-                with theirs:
-                    config = RankConfig(
-                        options=options,
-                        toggles=toggles,
-                        rank=rank,
-                        ranks=ranks,
-                        store=self.store,
-                        ends=ends,
-                        cores=cores,
-                        answers=theirs.fileno(),
-                    )
-                    self._ranks.append(_Rank(rank, _start(config), answers))
+                config = RankConfig(
+                    options=options,
+                    toggles=toggles,
+                    rank=rank,
+                    ranks=ranks,
+                    store=self.store,
+                    ends=ends,
+                    cores=cores,
+                )
+                self._ranks.append(_Rank(rank, _start(config)))
         except BaseException:
             self.stop()
             raise
 
     @property
     def pids(self) -> dict[str, int | None]:
+        """By role."""
         hosts = {f"rank {each.number}": each.process.pid for each in self._ranks}
         return hosts | {f"device of rank {each.number}": each.device for each in self._ranks}
 
@@ -212,7 +217,8 @@ class OtherRanks:
             except subprocess.TimeoutExpired:
                 rank.process.kill()  # its device dies with it
                 rank.process.wait()
-            rank.answers.close()
+            assert rank.process.stdout is not None
+            rank.process.stdout.close()
         self._sender.close()
         os.close(self._store)
 
@@ -238,6 +244,7 @@ def _start(config: RankConfig) -> subprocess.Popen[bytes]:
             msgspec.json.encode(config).decode(),
         ],
         stdin=subprocess.DEVNULL,
-        stdout=2,  # standard output belongs to results
-        pass_fds=(*config.ends.inherited, config.answers),
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        pass_fds=config.ends.inherited,
     )

@@ -67,7 +67,7 @@ def check_options(name: str, release: str, options: api.EngineOptions, captured:
     if options.max_batch_size > captured:
         raise api.BadSetting(
             f"max_batch_size={options.max_batch_size}: SGLang {release} captures graphs for at most "
-            f"{captured} requests on a card of 80 GB"
+            f"{captured} requests"
         )
 
 

@@ -203,7 +203,7 @@ class AsyncLLMEngine(VllmEngine):
             self._say([error_of(request.id, error)])
 
     def _ended(self, active: Active, task: asyncio.Task[None]) -> None:
-        """A task that is cancelled before its first step never gets to say so itself."""
+        """A task that vLLM cancels does not say so itself."""
         self._over += 1
         os.eventfd_write(self._ends, 1)
         if self._tasks.get(active.request.id) is task:

@@ -69,6 +69,15 @@ def keep_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [INLINE, THREAD, SERIAL, READER, DRAFTS],
+    ids=["inline", "thread", "serial", "reader", "drafts"],
+)
+def test_with_every_guard_in_place_the_tokens_are_right(chaotic_device, settings):
+    assert wrong_requests(chaotic_device, settings) == 0
+
+
+@pytest.mark.parametrize(
     ("of", "guard", "settings"),
     [
         # Else a pinned set is rewritten before its copies are done.

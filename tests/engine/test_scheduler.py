@@ -62,6 +62,13 @@ def test_nothing_is_preempted_while_a_step_is_in_flight():
     assert not younger.blocks
 
 
+def test_without_draining_first_a_request_would_be_preempted_under_the_device():
+    simulation, _, _ = grown_until_blocks_run_out(ahead=1)
+    simulation.scheduler._steps_in_flight = 0
+    with pytest.raises(AssertionError, match="still reads its blocks"):
+        simulation.scheduler.schedule()
+
+
 def test_admission_leaves_a_block_for_each_that_may_still_grow():
     simulation = Simulation(batch=4, blocks=1 + 6, prefill_batch=4, ahead=0)
     for number in range(4):
