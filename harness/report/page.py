@@ -185,13 +185,6 @@ def stacked(table: Table, many: int) -> Table:
     """The table with every `many` columns after the first stacked into one."""
     groups = [slice(1), *(slice(at, at + many) for at in range(1, len(table.columns), many))]
 
-    # Below an interval, a bare ±1.2% would be taken for the interval's.
-    named = ["floor " if column == "floor" else "" for column in table.columns]
-    rows = (
-        tuple(name + cell if cell else "" for name, cell in zip(named, row, strict=True))
-        for row in table.rows
-    )
-
     def joined(cells: tuple[str, ...]) -> tuple[str, ...]:
         return tuple("\n".join(cells[group]) for group in groups)
 
@@ -199,7 +192,7 @@ def stacked(table: Table, many: int) -> Table:
     return replace(
         table,
         columns=joined(table.columns),
-        rows=tuple(map(joined, rows)),
+        rows=tuple(map(joined, table.rows)),
         numbers=tuple("\n".join(table.columns[group]) for group in numbers),
     )
 
