@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 from overlap_bench.engines import api
-from overlap_bench.harness.cli import printing
 from overlap_bench.harness.cli.options import OUTPUT, argument, option
 from overlap_bench.harness.cli.printing import Format
 
@@ -46,14 +45,16 @@ def variants(
     from overlap_bench.harness.cli import listings
     from overlap_bench.harness.common.consoles import Console
 
+    screen = Console()
     if name is None:
         asked: api.EngineSpec = api.pick(engine or "overlap", api.find_engines(), "engine")
-        Console().print(listings.variants(found, asked.name))
+        screen.print(listings.variants(found, asked.name))
     else:
-        printing.show_tables([listings.variant(found[name], api.find_engines())])
+        screen.print(listings.variant(found[name], api.find_engines(), screen.width))
 
 
 def _show_claims(name: str | None, results: Path | None, format: Format | None, out: Path | None) -> None:
+    from overlap_bench.harness.cli import printing
     from overlap_bench.harness.report import catalogue_tables
     from overlap_bench.harness.studies import catalogue
 
@@ -94,4 +95,5 @@ def doctor() -> None:
     from overlap_bench.harness.common.consoles import Console
     from overlap_bench.harness.studies import doctor as checks
 
-    Console().print(listings.checkup(checks.examine(RESULTS)))
+    screen = Console()
+    screen.print(listings.checkup(checks.examine(RESULTS), screen.width))

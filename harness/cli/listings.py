@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -14,7 +13,7 @@ from rich.text import Text
 from overlap_bench.engines import api
 from overlap_bench.harness.plan.settings import spelled
 from overlap_bench.harness.plan.variants import Variant
-from overlap_bench.harness.report import page
+from overlap_bench.harness.report.page import room_for
 
 if TYPE_CHECKING:
     from overlap_bench.harness.studies.doctor import Finding
@@ -41,12 +40,12 @@ def variants(found: Mapping[str, Variant], engine: str) -> RenderableType:
     return Group(lines, Text(more))
 
 
-def variant(each: Variant, engines: Mapping[str, api.EngineSpec]) -> page.Table:
-    """Everything about one: settings of both arms, what its toggles do, workload, claim, expectations. Raises
-    BadSetting where its settings mean nothing."""
+def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) -> RenderableType:
+    """Everything about one, for a terminal of `width` columns: settings of both arms, what its toggles do,
+    workload, claim, expectations. Raises BadSetting where its settings mean nothing."""
     spec = api.pick(each.engine, engines, "engine")
     before, after = spec.check(each.before), spec.check(each.after)
-    facts = [("source", each.source), ("claim", each.claim)]
+    facts = [("changes", each.title), ("source", each.source), ("claim", each.claim)]
     toggles = [spec.toggle(name) for name in each.changes]
     facts += [(toggle.name, toggle.changes) for toggle in toggles]
     if code := [f"{toggle.module.replace('.', '/')}.py" for toggle in toggles if toggle.module]:
@@ -66,7 +65,7 @@ def variant(each: Variant, engines: Mapping[str, api.EngineSpec]) -> page.Table:
     if each.secondaries:
         facts.append(("also judged", ", ".join(each.secondaries)))
     facts += [(f"expected on {device}", verdict) for device, verdict in each.expect.items()]
-    return page.Table(each.title, ("", each.name), tuple(facts), numbers=())
+    return Group(Text(each.name, style="bold"), _table(("", ""), facts, width))
 
 
 def engines(found: Mapping[str, api.EngineSpec]) -> Iterator[RenderableType]:
@@ -123,13 +122,12 @@ def _driver_and_host(each: api.PaceProfile) -> str:
     )
 
 
-def checkup(findings: Sequence[Finding]) -> RenderableType:
-    """One line per finding, with a remedy where something would spoil a measurement."""
-    table = Table("", "", "found", "remedy", box=SIMPLE_HEAD, pad_edge=False)
+def checkup(findings: Sequence[Finding], width: int) -> RenderableType:
+    """One line per finding, with a remedy where something would spoil a measurement, for a terminal of
+    `width` columns."""
     fine, spoils = Text("ok", style="green"), Text("warn", style="yellow")
-    for each in findings:
-        table.add_row(fine if each.fine else spoils, each.what, each.found, each.remedy)
-    return table
+    rows = [(fine if each.fine else spoils, each.what, each.found, each.remedy) for each in findings]
+    return _table(("", "", "found", "remedy"), rows, width)
 
 
 def _entries(found: Mapping[str, Text]) -> RenderableType:
@@ -141,3 +139,16 @@ def _entries(found: Mapping[str, Text]) -> RenderableType:
     for name, told in found.items():
         lines.add_row(Text(name, style="bold"), told)
     return lines
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> Table:
+    from rich.box import SIMPLE_HEAD
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=any(columns))
+    cells = [[str(cell) for cell in row] for row in rows]
+    room = room_for(columns, cells, width, shortest=1) or [None] * len(columns)
+    for column, its_room in zip(columns, room, strict=True):
+        table.add_column(column, overflow="fold", width=its_room)
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -172,18 +172,17 @@ class Connection:
         self._arrived_ns = self._mock.arrival(ancillary)
         self._received += len(data)
         if self._received + self._kept > MOST_BYTES:
-            self.refuse(413, f"requests that are not answered yet have more than {MOST_BYTES} bytes")
+            message = f"requests that are not answered yet have more than {MOST_BYTES} bytes"
+            self.send(refusal(413, message))
+            self.close()
             return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self.refuse(400, f"this is not HTTP/1.1: {error}")
+            self.send(refusal(400, f"this is not HTTP/1.1: {error}"))
+            self.close()
             return
         self.go_on()
-
-    def refuse(self, status: int, message: str) -> None:
-        self.send(refusal(status, message))
-        self.close()
 
     def go_on(self) -> None:
         while self.open and self.waiting and self.answer is None:

@@ -31,8 +31,9 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 @pytest.mark.parametrize("name", [each.name for each in load_variants().values() if each.engine == "overlap"])
 def test_a_variant_in_full_says_where_its_code_is(name: str) -> None:
-    found = load_variants()[name]
-    said = " ".join(words(listings.variant(found, find_engines()), 80))
+    found, text = load_variants()[name], io.StringIO()
+    Console(file=text, width=80).print(listings.variant(found, find_engines(), 80))
+    said = " ".join(text.getvalue().split())
     for toggle in found.changes:
         path = f"engines/overlap/toggles/{toggle.replace('-', '_')}.py"
         assert path in said
