@@ -69,6 +69,7 @@ def variant(each: Variant, engines: Mapping[str, api.EngineSpec], width: int) ->
 
 
 def engines(found: Mapping[str, api.EngineSpec]) -> Iterator[RenderableType]:
+    """Each engine with its toggles and settings."""
     for spec in found.values():
         yield Text(f"{spec.name}: {spec.summary}" + (f" (needs {spec.needs})" if spec.needs else ""))
         if spec.toggles:
@@ -146,7 +147,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: 
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=any(columns))
     cells = [[str(cell) for cell in row] for row in rows]
-    room = room_for(columns, cells, width, shortest=1) or [None] * len(columns)
+    room = room_for(columns, cells, width) or [None] * len(columns)
     for column, its_room in zip(columns, room, strict=True):
         table.add_column(column, overflow="fold", width=its_room)
     for row in rows:

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 PER_STEP = "per step"  # the change of a step's time in microseconds
 NUMBERS = ("before", "after", "change", PER_STEP)  # columns to align right, unless others are named
-NAMES = 20  # a first column no wider than this stays whole
+NARROW = 90  # a terminal with fewer columns shows change, interval and verdict in one
+NAMES = 20  # a column no wider than this is taken for names, and stays whole
 FORMULA = re.compile(r"[=@\t\r]|[+-][^\d. ]")  # how one begins; -5.9% is a number
-LONG = 24  # a word of no more characters, as an interval is, is broken last
+SHORT = 8  # a word of no more characters is never broken: an interval's numbers have no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ def terminal_table(table: Table, width: int) -> Iterator[RenderableType]:
         return
     rows = tuple(tuple(map(visible, row)) for row in table.rows)  # as wide as they will be seen
     table = replace(table, rows=rows)
-    shown, widths = fitted(table, width)
+    shown, widths = fitted(narrowed(table) if width < NARROW else table, width)
     rich_table = RichTable(
         title=shown.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, title_style="bold"
     )
@@ -181,6 +182,33 @@ def _packed(name: str, width: int | None) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def narrowed(table: Table) -> Table:
+    """The metric table with change, interval and verdict below each other in one column."""
+    if table.columns[-1] != "verdict":
+        return table
+    change = table.columns.index("interval") - 1
+    if PER_STEP in table.columns:  # behind the change that it is another form of
+        at = table.columns.index(PER_STEP)
+        columns = (*table.columns[:at], *table.columns[at + 1 :])
+        rows = tuple(
+            (*row[: at - 1], row[at - 1] + f" ({row[at]})" * bool(row[at]), *row[at + 1 :])
+            for row in table.rows
+        )
+        return narrowed(replace(table, columns=columns, rows=rows))
+    header = "\n".join(table.columns[change:])
+    named = {"floor": "floor "}  # under each other, a bare ±1.2% would be taken for the interval's
+    joined = [named.get(column, "") for column in table.columns[change:]]
+    rows = tuple(
+        (
+            *row[:change],
+            "\n".join(name + cell for name, cell in zip(joined, row[change:], strict=True) if cell),
+        )
+        for row in table.rows
+    )
+    columns = (*table.columns[:change], header)
+    return replace(table, columns=columns, rows=rows, numbers=(*table.numbers, header))
+
+
 def stacked(table: Table, many: int) -> Table:
     """The table with every `many` columns after the first stacked into one."""
     groups = [slice(1), *(slice(at, at + many) for at in range(1, len(table.columns), many))]
@@ -199,29 +227,30 @@ def stacked(table: Table, many: int) -> Table:
 
 def fitted(table: Table, width: int) -> tuple[Table, Sequence[int | None]]:
     """The table as it fits into `width` columns of a terminal, and the room for each of its columns: stacked
-    where words no longer than LONG would be broken otherwise. Where nothing helps, rich breaks what it
-    will."""
-    for many in range(1, len(table.columns)):
-        found = table if many == 1 else stacked(table, many)
-        lines = () if many == 1 else found.columns[1:]
-        room = room_for(found.columns, found.rows, width, lines)
+    where its numbers would be broken otherwise. Where nothing helps, rich breaks what it will."""
+    plain = room_for(table.columns, table.rows, width, table.numbers)
+    if plain is not None:
+        return table, plain
+    for many in range(2, len(table.columns)):  # here no word is broken at all
+        found = stacked(table, many)
+        room = room_for(found.columns, found.rows, width, found.columns[:1], found.columns[1:])
         if room is not None:
             return found, room
-    return table, room_for(table.columns, table.rows, width, shortest=1) or [None] * len(table.columns)
+    return table, [None] * len(table.columns)
 
 
 def room_for(
     names: Sequence[str],
     rows: Sequence[Sequence[str]],
     width: int,
+    numbers: Sequence[str] = (),
     lines: Sequence[str] = (),
-    shortest: int = LONG,
 ) -> Sequence[int | None] | None:
     """Room for each column; a None among them: as much as it takes. Where that is wider than `width`: room
-    for its longest word (in columns of `lines`, its longest line), and the rest shared out by what each
-    lacks; the first column, of names, stays whole as long as it can. Where that is still too wide, what is
-    longer than `shortest` is broken, to the same length in each column. None in place of all where nothing
-    fits."""
+    for its longest word, and the rest shared out by what each lacks; the first column, of names, stays whole
+    as long as it can. Where that is still too wide, long words are broken, to the same length in each column,
+    but not in those of `numbers`, and in the first one last. Those of `lines` are not even broken between
+    words. None in place of all where nothing fits."""
     columns = [(name, [row[place] for row in rows]) for place, name in enumerate(names)]
     whole = [max(map(_longest_line, (name, *cells))) for name, cells in columns]
     free = width - 3 * (len(columns) - 1) - 2  # the rest is padding and border, as in SIMPLE_HEAD
@@ -231,12 +260,14 @@ def room_for(
         most if name in lines else max(map(_longest_word, (*_pieces(name), *cells)), default=0)
         for most, (name, cells) in zip(whole, columns, strict=True)
     ]
-    for longest in range(max(*words, shortest), shortest - 1, -1):
-        least = [min(word, longest) for word in words]
-        for first in (whole[0] if whole[0] <= NAMES else words[0], least[0]):
-            room = [first, *least[1:]]
+    kept = {*numbers, *lines}
+    parts = [word if name in kept else min(word, SHORT) for word, name in zip(words, names, strict=True)]
+    named = [most if most <= NAMES else word for most, word in zip(whole, words, strict=True)]
+    for least in ([named[0], *words[1:]], words, [named[0], *parts[1:]], parts):
+        for most in range(max(named), 0, -1):
+            room = [max(low, min(high, most)) for low, high in zip(least, named, strict=True)]
             if sum(room) <= free:
-                lacks = [most - each for most, each in zip(whole, room, strict=True)]
+                lacks = [high - each for high, each in zip(whole, room, strict=True)]
                 left = free - sum(room)
                 return [each + left * lack // sum(lacks) for each, lack in zip(room, lacks, strict=True)]
     return None

@@ -1,19 +1,16 @@
 """Tables keep to the width of the terminal and break no name, and their markdown is even."""
 
 import io
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 
 from overlap_bench.engines.api import find_engines
-from overlap_bench.harness.analysis.experiment_result import TableResult
-from overlap_bench.harness.analysis.words import interval
 from overlap_bench.harness.cli import listings
 from overlap_bench.harness.common import consoles
 from overlap_bench.harness.plan.variants import load_variants
-from overlap_bench.harness.report import experiment_tables, formats
+from overlap_bench.harness.report import formats
 from overlap_bench.harness.report.page import Table, csv_text, terminal_table
 from tests.support.made_blocks import manifest, result, shown
 from tests.support.places import ROOT
@@ -21,10 +18,8 @@ from tests.support.places import ROOT
 
 @pytest.mark.parametrize("width", [60, 72, 89, 90, 120, 200])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    found = result(0.9, manifest(secondaries=("latency_ms_p50",)))
-    text = shown(found, width)
+    text = shown(result(0.9, manifest(secondaries=("latency_ms_p50",))), width)
     assert max(map(len, text.splitlines())) <= width
-    assert interval(found.comparisons[0].metrics["tpot_ms_p50"]) in text  # in one line
     for word in ("Before and after", "Outputs", "Mechanism", "Limit", "Warnings", "tpot_ms_p50", "faster"):
         assert word in text
 
@@ -105,13 +100,6 @@ def test_no_number_and_no_name_of_a_narrow_table_is_broken(table: Table, width: 
 )
 def test_no_cell_of_a_csv_is_a_formula(cell: str | float, written: str) -> None:
     assert csv_text(("x",), [(cell,)]) == f"x\n{written}\n"
-
-
-def test_a_table_of_an_experiment_may_have_no_rows() -> None:
-    """A file of one's own says `rows = []`."""
-    found = SimpleNamespace(tables=[TableResult(title="t", columns=["one"], rows=[], note="nothing")])
-    (table,) = experiment_tables.tables(found)  # type: ignore[arg-type]
-    assert (table.columns, table.rows, table.note) == (("one",), (), "nothing")
 
 
 def test_a_name_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
