@@ -35,7 +35,10 @@ PATIENCE_S = 300  # of one git command; a checkout of a large repository takes m
 
 def environment() -> dict[str, str]:
     """This process's, without what leads git to another repository or index: a hook gets such variables."""
-    return {name: value for name, value in os.environ.items() if name not in _leading()}
+    found = {name: value for name, value in os.environ.items() if name not in _leading()}
+    if not found.get(COUNT, "0").isdecimal():
+        del found[COUNT]
+    return found
 
 
 def run(

@@ -95,8 +95,14 @@ def _variant(name: str, table: Any, bases: Bases) -> Variant:
         raise api.BadFile(f"{FILE}: '{name}' stands outside of a table [NAME]")
     try:
         written = msgspec.convert({"name": name, **table}, type=Variant)
+    except msgspec.ValidationError as error:
+        needed = [field.name for field in msgspec.structs.fields(Variant) if field.required]
+        lacking = [each for each in needed[1:] if each not in table]
+        why = f"it lacks {', '.join(lacking)}" if lacking else str(error)
+        raise api.BadFile(f"{FILE}, [{name}]: {why}") from error
+    try:
         common = _settings(written.base, bases) if written.base else {}
-    except (msgspec.ValidationError, api.BadSetting) as error:
+    except api.BadSetting as error:
         raise api.BadFile(f"{FILE}, [{name}]: {error}") from error
     return msgspec.structs.replace(
         written, before={**common, **written.before}, after={**common, **written.after}

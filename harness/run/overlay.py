@@ -91,6 +91,13 @@ def lay_installed(arm: Arm, tree: Path) -> None:
                     shutil.copy2(installed / each, package / each)
 
 
+def check(pattern: str) -> None:
+    """Raises BadSetting for a pattern that leads out of the repository."""
+    path = PurePath(pattern)
+    if not pattern or path.is_absolute() or ".." in path.parts:
+        raise api.BadSetting(f"--overlay {pattern} must lead to files in the repository, as vllm/*.so does")
+
+
 def digest(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
@@ -98,10 +105,8 @@ def digest(file: Path) -> str:
 
 def _matching(repository: Path, pattern: str) -> Iterator[Path]:
     """Files of the checkout, without those of environments in it. A pattern without a slash is looked for in
-    every folder. Raises BadSetting for one that leads out of the repository."""
-    path = PurePath(pattern)
-    if not pattern or path.is_absolute() or ".." in path.parts:
-        raise api.BadSetting(f"--overlay {pattern} must lead to files in the repository, as vllm/*.so does")
+    every folder."""
+    check(pattern)
     for each in sorted(repository.glob(pattern) if "/" in pattern else repository.rglob(pattern)):
         for file in sorted(each.rglob("*")) if each.is_dir() else [each]:
             folders = [one for one in file.parents if one != repository and one.is_relative_to(repository)]

@@ -20,16 +20,22 @@ PREFLIGHT_S = 600  # for an engine to say what can't work; it may import for a m
 
 
 def ask(arms: Sequence[Arm], say: Callable[[Said], object]) -> dict[str, str]:
-    """Ask each arm whose engine has something to say, some of them at once: each imports for seconds. The
-    kind of device that each would run on, by name. Raises BadSetting where one says that it can't run as set,
-    RunFailed where it fails or hangs."""
-    asked = [arm for arm in arms if spec_of(arm).preflight]
+    """Ask each arm once whose engine has something to say, some of them at once: each imports for seconds.
+    The kind of device that each would run on, by name. Raises BadSetting where one says that it can't run as
+    set, RunFailed where it fails or hangs."""
+    alike: dict[bytes, list[Arm]] = {}  # by all but their names; the first answers for them
+    for arm in arms:
+        if spec_of(arm).preflight:
+            unnamed = msgspec.json.encode(msgspec.structs.replace(arm, name=""))
+            alike.setdefault(unnamed, []).append(arm)
     kinds: dict[str, str] = {}
-    for first in range(0, len(asked), SIDE_BY_SIDE):
-        several = asked[first : first + SIDE_BY_SIDE]
-        names = [arm.name for arm in several]
-        say(Said(f"asking whether {' and '.join(names)} can run here, before anything boots"))
-        kinds |= zip(names, check(several), strict=True)
+    groups = list(alike.values())
+    for first in range(0, len(groups), SIDE_BY_SIDE):
+        several = groups[first : first + SIDE_BY_SIDE]
+        names = " and ".join(arms[0].name for arms in several)
+        say(Said(f"asking whether {names} can run here, before anything boots"))
+        for arms, kind in zip(several, check([arms[0] for arms in several]), strict=True):
+            kinds |= {arm.name: kind for arm in arms}
     return kinds
 
 

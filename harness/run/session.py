@@ -90,7 +90,6 @@ class Session(Link):
         self._boots = 0
         self.asked_s = 0.0  # that the engines took to say whether they can run; only the first boot asks
         self._on_cpu: set[str] = set()  # arms that have said that they share no card's memory
-        self._rounds = 0
         self._began_ns = 0
         self._patches: Patches | None = None
 

@@ -74,6 +74,8 @@ def span_of(path: Path, metric: str | None = None) -> tuple[str, str, str]:
 
 def begin(request: Request, good: str, bad: str, metric: str | None, out: Path) -> tuple[Path, Bisection]:
     """A new folder under `out` with what is to be bisected. Raises BadSetting."""
+    for pattern in request.overlay:
+        overlay.check(pattern)
     refs = worktrees.resolve(good, Path.cwd()), worktrees.resolve(bad, Path.cwd())
     commits = worktrees.between(*refs)
     asked = {**request.design, **({} if metric is None else {"primary": metric})}

@@ -35,6 +35,7 @@ from overlap_bench.harness.plan.request import GateRequest, Request
 from overlap_bench.harness.plan.settings import make_design
 from overlap_bench.harness.plan.variants import load_variants
 from overlap_bench.harness.run.hosts import engines_of
+from overlap_bench.harness.run.overlay import check as check_pattern
 from overlap_bench.harness.run.worktrees import resolve, uncommitted
 from overlap_bench.harness.store.files import floors_of, read_json, read_json_lines, write_json_lines
 from overlap_bench.harness.store.manifest import fresh
@@ -62,6 +63,8 @@ def measure(
         raise api.BadSetting("--head-ref needs a --base-ref to be compared with")
     if asked.overlay and base is None:
         raise api.BadSetting("--overlay lays files over the trees of refs: give a --base-ref")
+    for pattern in asked.overlay:
+        check_pattern(pattern)
     refs = None
     if base is not None:
         refs = (resolve(base, Path.cwd()), None if head is None else resolve(head, Path.cwd()))

@@ -109,8 +109,9 @@ def _measure_all(
 
 def _missing(folder: Path, planned: Sweep, admit: Admit, made_here: bool) -> Iterator[tuple[int, Point, Run]]:
     """The points that are not done, by number, each with its run, fresh or to be gone on with."""
+    stored = list(sweep.runs_in(folder))
     for number, point in enumerate(planned.points):
-        found = sweep.run_of(point, list(sweep.runs_in(folder)))
+        found = sweep.run_of(point, stored)
         if found is None or not sweep.is_done(found[0]):
             begun = None if found is None else found[0]
             yield (

@@ -284,7 +284,7 @@ def test_what_a_hook_exports_leads_nowhere(
     commit(tmp_path / "other", {"engine.py": "another\n"}, "base")
     trap = tmp_path / "other/.git"
     before = fingerprint(two), fingerprint(tmp_path / "other")
-    for name in {*git(two, "rev-parse", "--local-env-vars").split()} - {git_.COUNT}:
+    for name in git(two, "rev-parse", "--local-env-vars").split():
         monkeypatch.setenv(name, str(trap))
     monkeypatch.setenv("GIT_INDEX_FILE", str(two / ".git/index"))
     monkeypatch.setenv("GIT_LITERAL_PATHSPECS", "1")

@@ -12,7 +12,8 @@ from overlap_bench.harness.plan.design import Arm
 from overlap_bench.harness.run import hosts, preflight, session
 from overlap_bench.harness.run.messages import Booting, Said
 
-NAMES = ("before", "after", "third")
+NAMES = ("before", "after", "third", "fourth")
+ASKED_FOR = {"before": "before", "after": "after", "third": "after", "fourth": "fourth"}  # third is as after
 ENGINE = """
 import os, pathlib, sys, time
 from overlap_bench.engines import api
@@ -90,7 +91,7 @@ def test_where_one_is_refused_no_other_is_left() -> None:
     ]
 
 
-def test_arms_are_asked_before_any_boots_and_only_where_its_engine_has_something_to_say(
+def test_an_arm_is_asked_once_before_any_boots_and_only_where_its_engine_has_something_to_say(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked, said = list[list[str]](), list[str]()
@@ -106,16 +107,17 @@ def test_arms_are_asked_before_any_boots_and_only_where_its_engine_has_something
         assert isinstance(event, Said)
         said.append(event.line)
 
-    named = [msgspec.structs.replace(arm("16"), name=name) for name in NAMES]
-    for asks, names in ((True, [["before", "after"], ["third"]]), (False, [])):
+    for asks, names in ((True, [["before", "after"], ["fourth"]]), (False, [])):
         spec = api.EngineSpec("choosy", "", (), build="choosy_engine:build", preflight=asks)
         for module in (session, preflight):
             monkeypatch.setattr(module, "spec_of", lambda arm, spec=spec: spec)
         asked.clear(), said.clear()
+        arms = [arm("16"), arm("32"), arm("32"), arm("64")]
+        named = [msgspec.structs.replace(each, name=name) for each, name in zip(arms, NAMES, strict=True)]
         with session.Session() as booting, pytest.raises(ZeroDivisionError):
             booting.boot(named, note)
         assert asked == names
         together = [" and ".join(each) for each in names]
         assert said == [f"asking whether {each} can run here, before anything boots" for each in together]
         kinds = preflight.ask(named, note)
-        assert kinds == ({name: f"device of {name}" for name in NAMES} if asks else {})
+        assert kinds == ({name: f"device of {ASKED_FOR[name]}" for name in NAMES} if asks else {})

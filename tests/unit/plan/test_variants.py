@@ -76,7 +76,7 @@ def test_a_variant_needs_no_base(monkeypatch: pytest.MonkeyPatch) -> None:
             "[mine]: unknown base 'b'; available: a",
         ),
         ("[base]\na = { graph = 1 }\n", '[base] holds NAME = { toggle = "choice" }: Expected `str`, got'),
-        ('[mine]\ntitle = "t"\n', "[mine]: Object missing required field `source`"),
+        ('[mine]\ntitle = "t"\n', "[mine]: it lacks source, claim"),
         (f"[mine]\n{KNOWN}befor = {{}}\n", "[mine]: Object contains unknown field `befor`"),
         ("mine = 3", "'mine' stands outside of a table [NAME]"),
         ("[mine", "can't be read: "),
