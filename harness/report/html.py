@@ -111,7 +111,9 @@ def sensitivity_page(found: Sensitivity) -> str:
     return page_of_tables(found.run, sensitivity_tables.page(found), picture, CAPTION)
 
 
-def page_of_tables(title: str, page: Page, picture: Picture, caption: str, tone: str = "open") -> str:
+def page_of_tables(
+    title: str, page: Page, picture: Picture = Picture(""), caption: str = "", tone: str = "open"
+) -> str:
     return rendered("page.html.jinja", title=title, page=page, picture=picture, caption=caption, tone=tone)
 
 
