@@ -60,6 +60,8 @@ def bisect(
     given = good is not None or bad is not None or history is not None or metric is not None or overlay
     if (folder or resume) and (given or not request.nothing):
         raise api.BadSetting(f"{folder or resume} says what is bisected: leave the other options out")
+    if folder and (resume or trust or max_minutes is not None):
+        raise api.BadSetting(f"{folder} is shown as it is; to go on with it: --resume {folder}")
     if max_minutes is not None and not 0 < max_minutes < float("inf"):
         raise api.BadSetting(f"--max-minutes must be above 0, not {max_minutes:g}")
 

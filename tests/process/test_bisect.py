@@ -106,6 +106,7 @@ def test_what_is_no_bisection_is_refused(environment: dict[str, str], tmp_path: 
     for arguments, message in (
         (("bisect", "--engine", "paced"), "say between which commits"),
         (("bisect", str(tmp_path)), "is not a bisection's folder"),
+        (("bisect", str(tmp_path), "--max-minutes", "5"), "shown as it is; to go on with it: --resume"),
         (("bisect", "--engine", "paced", "--history", "none.jsonl"), "shows no change for the worse"),
     ):
         assert message in refused(environment, tmp_path, *arguments)
