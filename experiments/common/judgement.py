@@ -74,6 +74,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trials: int | None = None  # of the run
     outputs: tuple[int, int] | None = None  # identical, of so many
     failed: int | None = None  # what bench ended with
+    machine: str = ""  # where it was run whole, if on another than the others
 
     @property
     def step(self) -> Row | None:
@@ -300,4 +301,5 @@ def failures(found: Judgement) -> Iterator[str]:
 
 
 def where(cell: Cell) -> str:
-    return f"batch {cell.batch}, async {cell.mode}" + (f", {cell.at}" if cell.at != HERE else "")
+    at = f", {cell.at}" if cell.at != HERE else ""
+    return f"batch {cell.batch}, async {cell.mode}{at}" + (f", on {cell.machine}" if cell.machine else "")

@@ -186,6 +186,10 @@ def test_what_was_measured_before_stays_until_it_is_measured_anew(found: Judgeme
     cells = vllm_judged.merged(before, msgspec.structs.replace(now, commits=["def"])).changes[0].cells
     assert [each.step and each.step.change for each in cells] == [-0.1, -0.3]
     assert vllm_judged.merged(before, now).commits == ["abc"]
+    other = vllm_judged.merged(before, msgspec.structs.replace(now, machine="another cpu"))
+    assert other.machine == "a cpu"
+    assert [each.machine for each in other.changes[0].cells] == ["", "another cpu"]
+    assert judgement.where(other.changes[0].cells[1]) == "batch 16, async off, on another cpu"
 
 
 def test_what_was_expected_stays_beside_what_was_run_whole_since() -> None:

@@ -151,8 +151,8 @@ def page(found: Judgement) -> Page:
 
 def _lines(found: Judgement) -> Iterator[str]:
     yield (
-        f"The host code is vLLM's own, on {found.machine}. The device is a clock, {found.pace}: an H100's "
-        "times, stretched by this host's slowness k."
+        f"The host code is vLLM's own, on {found.machine} where a cell names no other. The device is a "
+        f"clock, {found.pace}: an H100's times, stretched by this host's slowness k."
     )
     expected = [cell.added for _, cell in found.cells if cell.foretold is not None]
     several = sum(added > 1 for added in expected)
@@ -289,7 +289,7 @@ def entries(found: Judgement) -> Iterator[Entry]:
                     metric,
                     MetricRow(unit="", better="", **msgspec.to_builtins(row)),
                     f"paced: {found.pace}",
-                    machine=found.machine,
+                    machine=cell.machine or found.machine,
                     batch=float(cell.batch),
                     step_ms=None if cell.whole is None else cell.whole.before,
                     found_in=PAGE,
@@ -328,14 +328,18 @@ def merged(before: Judgement, now: Judgement) -> Judgement:
     """What is known once more was measured. A cell is that of now, unless before has it run whole, or
     expected, where now does not; what was expected of it stays beside what it is."""
     known = {(each.name, *_place(cell)): cell for each, cell in before.cells}
+    machine = now.machine if now.machine != before.machine else ""
+
+    def kept(name: str, cell: Cell) -> Cell:
+        here = cell if cell.whole is None else msgspec.structs.replace(cell, machine=machine)
+        return _better(known.get((name, *_place(cell)), here), here)
+
     changes = [
-        msgspec.structs.replace(
-            each, cells=[_better(known.get((each.name, *_place(cell)), cell), cell) for cell in each.cells]
-        )
+        msgspec.structs.replace(each, cells=[kept(each.name, cell) for cell in each.cells])
         for each in now.changes
     ]
     commits = sorted({*before.commits, *now.commits})
-    return msgspec.structs.replace(now, commits=commits, changes=changes)
+    return msgspec.structs.replace(now, commits=commits, machine=before.machine, changes=changes)
 
 
 def _better(before: Cell, now: Cell) -> Cell:
