@@ -188,8 +188,8 @@ def _cell(
     cells: Cells, found: Sensitivity | None, name: str, phase: str, batch: int, mode: str, at: str
 ) -> Cell:
     """How long its phase takes is the host's own: where a change was not run, its phase is that of the run
-    without async scheduling at this host's k. Where it was run, what a step feels is a share of that run's
-    step: a slope may be of another day, on which this host was slower."""
+    without async scheduling at this host's k. Where it was run, the expected change is a share of that run's
+    own step: the slope may have been measured on another day, when this host was slower."""
     run = cells.get(cell_name(name, batch, mode, at), {})
     near = run if "phase" in run else cells.get(cell_name(name, batch, "off"), {})
     own = _row(near.get("phase"))

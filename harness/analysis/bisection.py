@@ -86,6 +86,7 @@ def trials_of(folder: Path, stored: Bisection) -> list[Trial | None]:
 
 
 def trial_of(stored: Bisection, block: Block) -> Trial | None:
+    """What a block says; None where it has no value."""
     arms = [each for each in block.tables["rounds"]["arm"].unique() if each not in (GOOD, BAD)]
     places = {each.short: place for place, each in enumerate(stored.commits, 1)}
     place = places[str(arms[0])] if arms else 0

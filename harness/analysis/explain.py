@@ -267,6 +267,7 @@ def rank_times(arm: Arm, blocks: Sequence[Block]) -> list[RankTimes]:
 
 
 def tails(arms: Sequence[Arm], blocks: Sequence[Block]) -> list[tail.Tail]:
+    """For each arm, metric and level, in that order."""
     found = []
     for arm in arms:
         boots = [tail.split(block.of(arm.name, "requests"), block.of(arm.name, "steps")) for block in blocks]

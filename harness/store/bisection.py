@@ -66,4 +66,5 @@ def read(folder: Path) -> Bisection:
 
 
 def write(folder: Path, stored: Bisection) -> None:
+    """Write or replace bisect.json, whole or not at all."""
     write_json(folder / BISECTION_FILE, stored)

@@ -182,6 +182,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write or replace manifest.json, whole or not at all."""
     write_json(folder / "manifest.json", manifest)
 
 

@@ -51,6 +51,7 @@ def runs_in(folder: Path) -> Iterator[tuple[Path, Manifest]]:
 
 
 def run_of(point: Point, runs: Sequence[tuple[Path, Manifest]]) -> tuple[Path, Manifest] | None:
+    """The run of a point, whether it is finished or not."""
     designs = ((each, each[1].design) for each in runs)
     return next((each for each, found in designs if found == as_sized(point.design, found)), None)
 

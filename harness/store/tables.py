@@ -62,8 +62,8 @@ VALUES_FILE = "values.parquet"
 
 
 def read_values(folder: Path, arms: Collection[str]) -> pd.DataFrame:
-    """What was made of each block and of each of these arms, a row each, beside a run of which tables are
-    left out (tests/support/keep.py wrote it). Raises StoreError."""
+    """What was made of each block and of each of these arms, a row each, of a run that is kept without its
+    tables, as those in results/reference are. Raises StoreError."""
     import pandas as pd
 
     path = folder / VALUES_FILE
