@@ -21,6 +21,7 @@ from overlap_bench.harness.workload.workload import Workload
 FEWEST_SEGMENTS = 3  # of a boot: one in three has the longer turns (trial.steps_of_turn)
 USUAL = 6  # blocks of a run of a fixed number
 SPARE = 1.25  # of the time that is asked for instead: the next boots may be slower
+AROUND_S = 12.0  # what bench itself takes before the first boot (imports, k) and after the last trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,12 @@ def sized(design: Design, each: Costs, left_s: float) -> Design:
 
 def _between(least: int, wanted: float, most: int) -> int:
     return max(min(least, most), min(int(wanted), most))
+
+
+def for_trials(minutes: float) -> float:
+    """Seconds that boots and trials have of so many minutes. Of few minutes it is nearly all: a short run has
+    little to sum up."""
+    return 60 * minutes - min(AROUND_S, 0.05 * 60 * minutes)
 
 
 def waves(workload: Workload) -> int:
@@ -123,7 +130,7 @@ class Clock:
         design, kept = self._design, self._kept
         assert design.max_minutes is not None
         gone, within = time.monotonic() - self._began, minutes_of(design.max_minutes)
-        more = max(0, int((60 * design.max_minutes - gone) / seconds))
+        more = max(0, int((for_trials(design.max_minutes) - gone) / seconds))
         blocks, least = min(design.blocks, kept + more), design.fewest_judged
         first = f"the first boots took {duration(gone)}, a trial will take about {duration(seconds)}"
         all_ = "all " if blocks == design.blocks > 1 else ""
@@ -147,7 +154,7 @@ class Clock:
 
     def is_up(self) -> bool:
         minutes = self._design.max_minutes
-        return minutes is not None and self._last - self._began + self._longest > 60 * minutes
+        return minutes is not None and self._last - self._began + self._longest > for_trials(minutes)
 
 
 def _up(minutes: float) -> float:

@@ -13,6 +13,7 @@ from overlap_bench.harness.analysis.comparison import in_time
 from overlap_bench.harness.analysis.values import block_values, enough
 from overlap_bench.harness.metrics.block import Values
 from overlap_bench.harness.plan.design import Design, Gate
+from overlap_bench.harness.run import forecast
 from overlap_bench.harness.run.forecast import Clock, Costs, NoTime, block_seconds, costs, sized
 from overlap_bench.harness.run.messages import BlockDone
 from overlap_bench.harness.run.trial import warmup
@@ -62,6 +63,7 @@ def test_a_fixed_number_of_blocks_is_run_whatever_they_say() -> None:
 def test_a_run_ends_when_another_block_as_long_as_the_longest_would_not_fit(
     seconds: list[float], minutes: float | None, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(forecast, "AROUND_S", 0.0)
     ticks = iter([sum(seconds[:done]) for done in range(len(seconds) + 1)])
     monkeypatch.setattr(time, "monotonic", lambda: next(ticks))
     design = manifest(max_minutes=minutes).design
@@ -73,6 +75,12 @@ def test_a_run_ends_when_another_block_as_long_as_the_longest_would_not_fit(
         if clock.is_up():
             break
     assert done == wanted
+
+
+def test_of_its_minutes_bench_keeps_some_seconds_for_its_own_start_and_the_result() -> None:
+    """The README's six minutes for a pull request to vLLM took 361 s without them."""
+    assert forecast.for_trials(6.0) == 348
+    assert forecast.for_trials(1.0) == 57
 
 
 def test_the_first_boots_of_a_resumed_run_are_not_taken_for_a_part_of_its_next_block(
@@ -99,7 +107,8 @@ def test_a_run_that_was_resumed_does_not_say_that_it_took_its_minutes_once() -> 
 
 
 def clock_after(seconds: float, monkeypatch: pytest.MonkeyPatch, design: Design, kept: int = 0) -> Clock:
-    """One that began so long ago."""
+    """One that began so long ago, with all its minutes for trials."""
+    monkeypatch.setattr(forecast, "AROUND_S", 0.0)
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     clock = Clock(design, kept, lambda event: None)
     monkeypatch.setattr(time, "monotonic", lambda: seconds)
