@@ -218,10 +218,10 @@ def factorial(
         result, outputs_differ = factorial_run.measure(
             request, toggles, resume, out, admit, on_stderr, source
         )
-    elif request.nothing and toggles is None and resume is None:
-        result, outputs_differ = factorial_run.read(run)
-    else:
+    elif not request.nothing or any((toggles, resume, trust, ray, nodes_at_once)):
         raise api.BadSetting(f"{run} is already measured: only --format applies")
+    else:
+        result, outputs_differ = factorial_run.read(run)
     printing.end_with(result, format, outputs_differ)
 
 
@@ -255,7 +255,7 @@ def sweep(
         if ray is not None:
             cluster = sweep_.Cluster(partial(driver.joined, ray, nodes_at_once), among_others)
         folder = sweep_.measure(request, over or (), resume, out, say, admit, on_stderr, cluster)
-    elif not request.nothing or over or resume is not None:
+    elif not request.nothing or any((over, resume, trust, ray, nodes_at_once)):
         raise api.BadSetting(f"{folder} is already measured: only --format applies")
     result, outputs_differ = found_in(folder)
     printing.end_with(result, format, outputs_differ)

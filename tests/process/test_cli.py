@@ -129,6 +129,8 @@ from tests.support.in_process import bench, complaint
         ("factorial --toggles h2d,sync --before h2d=pinned", "--before"),
         ("factorial /nowhere/at/all", "/nowhere/at/all is not a run folder"),
         ("factorial /nowhere/at/all --toggles h2d,sync", "only --format applies"),
+        ("factorial /nowhere/at/all --trust", "only --format applies"),
+        ("sweep /nowhere/at/all --trust", "only --format applies"),
         ("sweep --variant pinned-h2d", "say what to sweep: --over concurrency=1,8,32"),
         (
             "sweep --variant pinned-h2d --over concurency=1,8",
