@@ -346,6 +346,8 @@ def _name_as_stored(plain: dict[str, Any]) -> None:
     every = plain.get("boots")
     for boots in every.values() if isinstance(every, dict) else ():
         for name in STORED.keys() & set(boots if isinstance(boots, dict) else ()):
+            if STORED[name] in boots:
+                raise api.BadSetting(f"{STORED[name]} is the old name of {name}: leave it out")
             boots[STORED[name]] = boots.pop(name)
 
 

@@ -82,6 +82,7 @@ def test_a_pace_by_k_is_settled_once_so_that_resume_goes_on_with_it() -> None:
             "is measured in turns: give load interleaved_rounds",
         ),
         ("trials = 6", 'trials = "six"', "Expected `int`, got `str`"),
+        ("trials = 6", "trials = 6\nblocks = 8", "blocks is the old name of trials: leave it out"),
         ("trials = 6", "trials = ", "is not TOML"),
         ("[boots.load.workloads]", '[boots.load.workloads]\n"/../elsewhere" = {}', "must have no slash"),
         (
