@@ -23,7 +23,7 @@ PER_STEP = "per step"  # the change of a step's time in microseconds
 NUMBERS = ("before", "after", "change", PER_STEP)  # columns to align right, unless others are named
 NARROW = 90  # a terminal with fewer columns shows change, interval and verdict in one
 NAMES = 20  # a column no wider than this is taken for names, and stays whole
-FORMULA = re.compile(r"[=@\t\r]|[+-][^\d. ]")  # how one begins; -5.9% is a number
+FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.,]+%?$)")  # how one begins; -5.9% is a number
 SHORT = 8  # a word of no more characters is never broken: an interval's numbers have no more
 
 

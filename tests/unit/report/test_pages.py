@@ -93,6 +93,7 @@ def test_no_number_and_no_name_of_a_narrow_table_is_broken(table: Table, width: 
         ("@SUM(1)", "'@SUM(1)"),
         ("+cmd|x", "'+cmd|x"),
         ("-cmd|x", "'-cmd|x"),
+        ("-2+3+cmd|x", "'-2+3+cmd|x"),
         ("-5.9%", "-5.9%"),
         ("a=b", "a=b"),
         (-5.9, "-5.9"),
