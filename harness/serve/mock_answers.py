@@ -41,16 +41,20 @@ class Body(msgspec.Struct):
 def prompt_tokens(body: Body) -> int:
     """Ids, or words: a mock has no tokenizer."""
     prompt = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    tokens = 0
-    for each in [*prompt, *(str(message.get("content")) for message in body.messages)]:
-        match each:
-            case str():
-                tokens += len(each.split())
-            case int():
-                tokens += 1
-            case list():
-                tokens += len(each)
-    return tokens
+    return sum(map(_tokens, (*prompt, *(message.get("content") for message in body.messages))))
+
+
+def _tokens(content: Any) -> int:
+    match content:
+        case str():
+            return len(content.split())
+        case int():
+            return 1
+        case list():
+            return sum(map(_tokens, content))
+        case {"text": str() as text}:  # a part of a message; an image has none
+            return _tokens(text)
+    return 0  # null: a message that calls a tool has no content
 
 
 @dataclass(slots=True, eq=False)

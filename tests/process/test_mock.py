@@ -9,12 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlap_bench.harness.serve import mock
-from overlap_bench.harness.serve.mock_answers import Answer, StreamOptions
+from overlap_bench.harness.serve.mock_answers import Answer, Body, StreamOptions, prompt_tokens
 from tests.support.bench_command import PATIENCE_S, start
 from tests.support.clockwork import installed
 from tests.support.served import Server, serving, text_of
@@ -80,6 +81,20 @@ def test_a_whole_answer_comes_at_once_when_its_last_token_is_due(server: Server)
     assert status == 200
     assert body["choices"][0]["message"]["content"] == " token" * 3
     assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        ({"prompt": "a b c"}, 3),
+        ({"prompt": ["a b", "c"]}, 3),
+        ({"prompt": [[1, 2], [3]]}, 3),
+        ({"messages": [{"role": "assistant", "content": None}]}, 0),
+        ({"messages": [{"content": [{"type": "text", "text": "a b"}, {"type": "image_url"}]}]}, 2),
+    ],
+)
+def test_a_prompt_has_as_many_tokens_as_ids_or_words(body: dict[str, Any], tokens: int) -> None:
+    assert prompt_tokens(msgspec.convert(body, Body)) == tokens
 
 
 def test_two_requests_on_one_connection_are_answered_in_order(server: Server) -> None:
