@@ -270,16 +270,19 @@ def check_resume(stored: Manifest, now: Manifest) -> None:
             f"{stored.run} is finished, and was stored without {_and(stored.left_out)}; bench rerun measures "
             "it again"
         )
+    own = "settings that are not its own"
     pairs: tuple[tuple[str, Any, Any], ...] = (
         ("another commit", stored.code, now.code),
-        ("settings that are not its own", stored.design, as_sized(now.design, stored.design)),
+        (own, stored.design, as_sized(now.design, stored.design)),
         ("another machine", stored.machine, now.machine),
         ("other versions", stored.versions, now.versions),
         ("other files", stored.files, now.files),
     )
     for what, old, new in pairs:
         if found := difference(old, new):
-            raise StoreError(f"can't resume {stored.run} on {what}: {found}; start a fresh run")
+            # With *k a pace is another one each time that it is asked for.
+            tries = "leave all options but --resume out, or " if what == own else ""
+            raise StoreError(f"can't resume {stored.run} on {what}: {found}; {tries}start a fresh run")
 
 
 def as_sized(asked: Design, stored: Design) -> Design:

@@ -307,7 +307,8 @@ OTHER_ARMS = (DESIGN.arms[0], msgspec.structs.replace(DESIGN.arms[1], toggles={"
 def test_resume_refuses_and_names_the_difference(changes: dict[str, Any], reason: str) -> None:
     said = refusal(lambda: check_resume(MANIFEST, changed(**changes)), StoreError)
     assert reason in said
-    assert "start a fresh run" in said
+    assert ("leave all options but --resume out, or" in said) == ("design" in changes)
+    assert said.endswith("start a fresh run")
 
 
 def test_a_run_whose_prompts_were_another_pythons_is_not_measured_again(
