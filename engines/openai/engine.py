@@ -299,8 +299,10 @@ def tokens_of(path: str | None) -> Tokens | None:
     def encoded(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    # Llama 2's puts a space before each text: a chunk that brings its own would have a token too many.
-    prepends = encoded(" a") > encoded("a")
+    # Llama 2's puts a space before each text: a chunk that brings its own would have a token too many. Where
+    # a space is a token of its own, "a" is one as it stands, and none is put before it.
+    alone = tokenizer.encode("a", add_special_tokens=False).tokens
+    prepends = alone != ["a"] and encoded(" a") > len(alone)
 
     def count(text: str) -> int:
         return encoded(text[1:] if prepends and text[1:] and text[0] == " " else text)

@@ -442,3 +442,13 @@ def test_a_tokenizer_that_puts_a_space_before_each_text_counts_a_chunk_s_own_onc
     count = tokens_of(str(tmp_path / "tokenizer.json"))
     assert count is not None
     assert [count(text) for text in ("a", " b", "a b", " ")] == [1, 1, 2, 2]
+
+
+def test_a_tokenizer_whose_spaces_are_tokens_counts_each(tmp_path: Path) -> None:
+    words = {word: number for number, word in enumerate(("<unk>", " ", "a", "b"))}
+    made = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "isolated")
+    made.save(str(tmp_path / "tokenizer.json"))
+    count = tokens_of(str(tmp_path / "tokenizer.json"))
+    assert count is not None
+    assert [count(text) for text in ("a", " b", "a b", " ")] == [1, 2, 3, 1]
