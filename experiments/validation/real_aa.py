@@ -43,6 +43,8 @@ def main() -> None:
     runs = earlier(__file__, given.folder)
     if any(run.get("arguments", OURS) != arguments for run in runs):
         asked.error(f"{given.folder} keeps runs with other arguments: name another --folder")
+    if len(runs) >= given.runs:
+        asked.error(f"{given.folder} keeps {len(runs)} runs already: ask for more, or name another --folder")
     beside = " beside bursts" if given.bursts else ""
     began = monotonic()
     for seed in range(len(runs), given.runs):

@@ -83,10 +83,12 @@ def test_runs_of_equal_arms_go_on_where_they_were(tmp_path: Path, monkeypatch: p
     folder = ("--folder", str(tmp_path))
     ask("1", *folder, "--", "--engine", "sglang")
     ask("3", *folder, "--", "--engine", "sglang")
-    ask("3", *folder, "--minutes", "-1", "--", "--engine", "sglang")
+    ask("4", *folder, "--minutes", "-1", "--", "--engine", "sglang")
     assert seeds == ["0", "1", "2"]
     kept = json.loads((tmp_path / "real_aa.json").read_text())
     assert kept["title"] == "`bench aa --engine sglang`: 1 of 3 called different"
     assert [row[-1] for row in kept["rows"]] == ["no", "yes", "no"]
+    with pytest.raises(SystemExit):  # all there already
+        ask("3", *folder, "--", "--engine", "sglang")
     with pytest.raises(SystemExit):
         ask("4", *folder, "--", "--engine", "vllm")
