@@ -43,7 +43,7 @@ def wanted() -> Iterator[str]:
     yield from (cell_name(name, *place) for name, _, place in every if place[1:] == ("off", HERE))
     yield from (cell_name("slope", BETWEEN, *place) for place in product(MODES, elsewhere))
     for name, each, place in every:
-        if place[2] != HERE and not each.phase and judgement.modes(each) == MODES[:1]:
+        if place[2] != HERE and not each.phase and place[1] == "off":
             yield cell_name(name, *place)  # of no phase: nothing foretells it
     for name, _, place in every:
         if place[0] == BETWEEN and place[1:] == ("on", HERE):
