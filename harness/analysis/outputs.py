@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from overlap_bench.harness.analysis.result import Failures, Outputs, Result
-from overlap_bench.harness.metrics import divergences
+from overlap_bench.harness.metrics import digests, divergences
 from overlap_bench.harness.plan.design import Design
 from overlap_bench.harness.store.manifest import Manifest
 from overlap_bench.harness.store.tables import Block
@@ -17,11 +17,13 @@ from overlap_bench.harness.workload.workload import Workload
 
 KEY = ["round", "request"]
 FEW, OFTEN = 32, 4  # distinct outputs, and requests for each of them: so many requests show little more
+IN_TWO_FORMS = "one arm's came as token ids, the other's as text; try the same count in both arms"
 NONE_COMPARED = Outputs(compared=0, identical=0, near_ties=None, distinct=0)
 
 
 def same(manifest: Manifest, blocks: Sequence[Block]) -> Outputs:
-    """Requests whose output is the same in both arms, by digest; none is compared between two models.
+    """Requests whose output is the same in both arms, by digest; none is compared between two models, and no
+    token ids with a text.
 
     One that failed in either arm has no output to compare: it is a failure, counted as such. `near_ties`: how
     many of the differing ones diverge at a near-tie of two tokens (metrics/divergences.py), whichever
@@ -37,6 +39,7 @@ def same(manifest: Manifest, blocks: Sequence[Block]) -> Outputs:
     if len(design.arms) < 2 or len(models) > 1 or len({arm.options.model for arm in design.arms}) > 1:
         return NONE_COMPARED
     compared = identical = 0
+    in_two_forms = False
     distinct: set[str] = set()
     for block in blocks:
         before, after = (
@@ -44,9 +47,11 @@ def same(manifest: Manifest, blocks: Sequence[Block]) -> Outputs:
         )
         before, after = before.align(after, join="inner", axis=0)
         answered = (before["error"] == "") & (after["error"] == "")
-        compared += int(answered.sum())
-        identical += int((answered & (before["digest"] == after["digest"])).sum())
-        distinct.update(before["digest"][answered])
+        can_be = answered & digests.comparable(before["digest"], after["digest"])
+        in_two_forms |= not can_be.equals(answered)
+        compared += int(can_be.sum())
+        identical += int((can_be & (before["digest"] == after["digest"])).sum())
+        distinct.update(before["digest"][can_be])
     names = [arm.name for arm in design.arms]
     parted = [divergences.between(block.tables["divergences"], names) for block in blocks]
     found = [table for table in parted if len(table)]
@@ -56,7 +61,8 @@ def same(manifest: Manifest, blocks: Sequence[Block]) -> Outputs:
         near_ties=divergences.near_ties(pd.concat(found)) if found else None,
         distinct=len(distinct),
     )
-    return msgspec.structs.replace(counted, weak=why_weak(counted, design.workload))
+    weak = IN_TWO_FORMS if in_two_forms else why_weak(counted, design.workload)
+    return msgspec.structs.replace(counted, weak=weak)
 
 
 def why_weak(found: Outputs, workload: Workload | None = None) -> str:

@@ -204,7 +204,7 @@ def outputs_line(comparison: Comparison) -> str | None:
     if comparison.after is None:
         return None
     if not outputs.compared:
-        return "Outputs: none could be compared."
+        return f"Outputs: none could be compared{f': {outputs.weak}' if outputs.weak else ''}."
     ties = f", {outputs.near_ties} of the others near-ties" if outputs.near_ties else ""
     among = ""
     if outputs.distinct is not None:

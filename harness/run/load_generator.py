@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from itertools import pairwise
 from time import perf_counter_ns
 
@@ -33,6 +32,7 @@ from overlap_bench.engines.processes import die_with_parent
 from overlap_bench.engines.shortages import shortage
 from overlap_bench.engines.timers import ask_for_exact_timers, ask_for_short_slice
 from overlap_bench.engines.tracing import Ranges, name_thread, open_ranges
+from overlap_bench.harness.metrics import digests
 from overlap_bench.harness.run import messages
 from overlap_bench.harness.workload.arrivals import UNTIMED
 from overlap_bench.harness.workload.plan import Planned
@@ -175,7 +175,7 @@ def done(round_: Round) -> messages.RoundDone:
             token_ids=_flat([exchange.token_ids for exchange in exchanges]),
             reasons=[exchange.finish.reason if exchange.finish else "" for exchange in exchanges],
             digests=[
-                text_digest(exchange.texts) if exchange.texts else digest(exchange.token_ids)
+                digests.of_text(exchange.texts) if exchange.texts else digests.of_tokens(exchange.token_ids)
                 for exchange in exchanges
             ],
             errors=[exchange.error or broken(exchange) for exchange in exchanges],
@@ -230,16 +230,6 @@ def _row(exchange: Exchange) -> tuple[int, ...]:
 
 def _flat(lists: list[list[int]]) -> bytes:
     return np.array([value for values in lists for value in values], dtype=np.int64).tobytes()
-
-
-def digest(token_ids: list[int]) -> str:
-    """BLAKE2b-128 of token ids as little-endian int64: equal digests are equal outputs."""
-    return blake2b(np.array(token_ids, dtype="<i8").tobytes(), digest_size=16).hexdigest()
-
-
-def text_digest(texts: list[str]) -> str:
-    """The same of a text that came in pieces: equal digests are equal texts, however they were cut."""
-    return blake2b("".join(texts).encode(), digest_size=16).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_bench.engines import api
+from overlap_bench.harness.metrics.digests import of_tokens
 from overlap_bench.harness.run import messages
 from overlap_bench.harness.run.load_generator import (
     PROGRESS_NS,
@@ -21,7 +22,6 @@ from overlap_bench.harness.run.load_generator import (
     LoadGenerator,
     Round,
     broken,
-    digest,
     done,
     submission,
 )
@@ -88,7 +88,7 @@ def test_a_round_is_sent_when_it_is_due_and_all_that_comes_back_is_recorded(benc
     for row in frame.itertuples():
         assert row.chunk_tokens.tolist() == [1] * 5
         assert row.finished_ns == row.chunk_ns[-1]  # they came in one message
-        assert row.digest == digest([row.request] * 5)
+        assert row.digest == of_tokens([row.request] * 5)
     ends = frame[["reason", "prompt_tokens", "completion_tokens", "error"]].drop_duplicates()
     assert ends.to_numpy().tolist() == [["length", 1, 5, ""]]
     told = []

@@ -11,8 +11,9 @@ from overlap_bench.harness.analysis.mechanism import mechanism
 from overlap_bench.harness.analysis.plain import to_plain
 from overlap_bench.harness.analysis.result import Counter, Outputs
 from overlap_bench.harness.analysis.values import block_values, judged, so_far
-from overlap_bench.harness.metrics import definitions
+from overlap_bench.harness.metrics import definitions, digests
 from overlap_bench.harness.report import formats
+from overlap_bench.harness.report.tables import outputs_line
 from overlap_bench.harness.store.manifest import ChangedCode, Overlaid
 from overlap_bench.harness.workload.workload import Workload
 from tests.support.made_blocks import (
@@ -264,6 +265,24 @@ def test_outputs_of_two_models_are_not_compared() -> None:
     other = msgspec.structs.replace(plan.descriptions["after"], model={"name": "another"})
     served = msgspec.structs.replace(plan, descriptions={**plan.descriptions, "after": other})
     assert outputs.same(plan, blocks(0.9)).compared > outputs.same(served, blocks(0.9)).compared == 0
+
+
+def test_token_ids_are_not_compared_with_a_text() -> None:
+    """As where one server was asked for ids: equal outputs would all count as different ones."""
+    measured = blocks(0.9)
+    for each in measured:
+        requests = each.tables["requests"]
+        its = requests["arm"] == "after"
+        requests.loc[its, "digest"] = [digests.of_text(["a", str(n)]) for n in range(its.sum())]
+    found = outputs.same(manifest(), measured)
+    assert found.compared == 0
+    line = outputs_line(comparison.result(manifest(), measured).comparisons[0])
+    assert line == f"Outputs: none could be compared: {outputs.IN_TWO_FORMS}."
+    for each in measured:  # nothing is nothing, in either form
+        requests = each.tables["requests"]
+        requests.loc[requests["arm"] == "before", "digest"] = digests.of_tokens([])
+    found = outputs.same(manifest(), measured)
+    assert found.compared > found.identical == 0
 
 
 def test_what_a_run_shows_so_far_needs_two_blocks_of_two_arms() -> None:

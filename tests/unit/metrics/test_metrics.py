@@ -8,7 +8,7 @@ import pytest
 
 from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison
-from overlap_bench.harness.metrics import block, definitions
+from overlap_bench.harness.metrics import block, definitions, digests
 from overlap_bench.harness.metrics.requests import gaps_ms, mean_decoding
 from overlap_bench.harness.run import load_generator, records
 from overlap_bench.harness.run.messages import RunRound
@@ -238,7 +238,7 @@ def test_the_stamps_of_an_engine_that_is_a_client_stand_in_place_of_the_load_gen
     assert served["chunk_ns"].tolist() == [80, 90]
     assert served["chunk_tokens"].tolist() == [1, -1]
     assert served["chunk_lag_ns"].tolist() == [2, -1]
-    assert served["digest"] == load_generator.text_digest(["ab", "c"])
+    assert served["digest"] == digests.of_text(["ab", "c"])
     assert list(round_.free_since) == [95]  # its place was free when the end arrived, not when that was told
 
 
@@ -281,7 +281,7 @@ def test_requests_frame_is_what_the_round_saw() -> None:
         "reason": "length",
         "prompt_tokens": 1,
         "completion_tokens": 3,
-        "digest": load_generator.digest([7, 8, 9]),
+        "digest": digests.of_tokens([7, 8, 9]),
         "error": "",
     }
     assert served["chunk_ns"].tolist() == [60, 70]
