@@ -71,8 +71,9 @@ NOTES = (
     "change look larger than it is by that share of it: −2.07% for −2.00%.",
     "vLLM's core in a process of its own asks before each step of a turn whether it may begin: 40 to 70 us "
     "by an estimate, which the after arm of vllm-multiprocessing alone pays (0.5 to 1 point at batch 1).",
-    "At k/2 and 2k vllm-runner and vllm-multiprocessing ran on the Xeon, between them on the EPYC. On the "
-    "Xeon vllm-multiprocessing at batch 64 and k was −4.8% [−8.4%, −0.95%], of two trials.",
+    "At k/2 and 2k vllm-runner, vllm-multiprocessing, vllm-prefix-caching, vllm-heap and vllm-output-chunk "
+    "ran on the Xeon, at k on the EPYC. On the Xeon vllm-multiprocessing at batch 64 and k was −4.8% [−8.4%, "
+    "−0.95%], of two trials.",
     "Under drafts turns have no equal steps: a step of vllm-async-speculation is its TPOT, of rounds.",
 )
 
