@@ -25,9 +25,11 @@ from tests.support.repositories import commit, fingerprint, git
 EXAMPLE = ROOT / "examples" / "own_engine"
 QUICK = (
     *("gate", "--engine", "paced", "--no-pretok", "--num-requests", "4", "--max-new-tokens", "8"),
-    *("--interval-ms", "1", "--trials", "3", "--rounds", "1", "--max-regression", "10%"),
+    *("--interval-ms", "1", "--rounds", "1", "--max-regression", "10%"),
 )
 SEGMENTS = ("--interleaved-rounds", "3")
+THREE = ("--trials", "3")
+EARLY = ("--until-decided", "--max-trials", "12")  # two trials do, but for a busy machine
 BROKEN = "\n\ndef build(options, toggles):\n    raise RuntimeError(options)\n"
 
 
@@ -74,8 +76,8 @@ def test_a_regression_between_two_refs_fails_and_names_the_metric(
     """The refs alone have the engine: the repository is not on the path."""
     monkeypatch.delitem(sys.modules, "paced_engine", raising=False)
     alone = {**environment, "PYTHONPATH": environment["PYTHONPATH"].removesuffix(f":{repository}")}
-    asked = ("--base-ref", "base", "--head-ref", "slower", "--trials", "12")  # two do, but for a busy machine
-    _, stdout, stderr = ended(alone, repository, *QUICK, *SEGMENTS, *asked, code=1)
+    asked = ("--base-ref", "base", "--head-ref", "slower")
+    _, stdout, stderr = ended(alone, repository, *QUICK, *SEGMENTS, *EARLY, *asked, code=1)
     assert "can't be loaded" not in stderr
     assert "Gate: FAIL. paced: decode_step_ms regressed by more than 10%" in " ".join(stdout.split())
     assert "ref=base" in stdout
@@ -91,7 +93,7 @@ def test_two_refs_of_the_same_speed_do_not_fail(repository: Path, environment: d
     hook = {"GIT_DIR": ".git", "GIT_INDEX_FILE": str(repository / ".git" / "index"), "GIT_PREFIX": ""}
     arguments = ("--base-ref", "base", "--head-ref", "tidied", "--format", "json", "--max-regression", "90%")
     code, stdout, stderr = ended(
-        {**environment, **hook}, repository, *QUICK, *SEGMENTS, *arguments, code=None
+        {**environment, **hook}, repository, *QUICK, *SEGMENTS, *THREE, *arguments, code=None
     )
     assert code in (0, 3), stderr
     result = json.loads(stdout)
@@ -107,8 +109,8 @@ def test_a_patch_that_makes_it_slower_fails_and_one_that_is_in_already_is_refuse
 ) -> None:
     """The engine is a module by itself. What is installed stays as it is; the run keeps the diff."""
     (tmp_path / "slower.diff").write_text(git(repository, "diff", "base", "slower"))
-    asked = (f"--after=patch={tmp_path / 'slower.diff'}", "--trials", "12")  # two do, but for a busy machine
-    stdout = ended(environment, repository, *QUICK, *SEGMENTS, *asked, "--format", "json", code=1).out
+    asked = (f"--after=patch={tmp_path / 'slower.diff'}", "--format", "json")
+    stdout = ended(environment, repository, *QUICK, *SEGMENTS, *EARLY, *asked, code=1).out
     result = json.loads(stdout)
     assert result["gate"]["verdict"] == "fail"
     assert result["comparisons"][0]["after"]["patch"]["files"] == ["paced_engine.py"]
@@ -202,7 +204,7 @@ def test_a_ref_that_a_shallow_clone_lacks_is_told_of_from_every_kind_of_checkout
 def test_a_wrong_gate_is_one_line_and_leaves_nothing(
     repository: Path, environment: dict[str, str], arguments: str, message: str
 ) -> None:
-    assert message in refused(environment, repository, *QUICK, *arguments.split())
+    assert message in refused(environment, repository, *QUICK, *THREE, *arguments.split())
     assert not list((repository / "results").glob("*"))
     assert_nothing_is_left(environment)
 
@@ -210,7 +212,7 @@ def test_a_wrong_gate_is_one_line_and_leaves_nothing(
 def test_the_base_against_itself_says_what_can_be_gated_here(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    quick = ("--trials", "2", *(each for each in QUICK[1:] if each not in ("--trials", "3")))
+    quick = ("--trials", "2", *QUICK[1:])
     early = ("--until-decided", "--max-trials", "20")  # as the gate that it is for may be asked to end
     asked = ("gate", "--calibrate", *quick, *SEGMENTS, *early, "--format", "json")
     stdout = done(environment, tmp_path, *asked)
