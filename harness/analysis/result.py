@@ -90,7 +90,7 @@ class Counter(Sides, frozen=True, kw_only=True):
 class Outputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Requests whose outputs were compared by digest. `near_ties`: how many of the differing ones part at a
     near-tie, None where that was not judged. `distinct`: different outputs of the before arm. `weak`: why
-    equal outputs show little here, and what to try."""
+    equal outputs show little here, or some could not be compared, and what to try."""
 
     compared: int
     identical: int
