@@ -75,8 +75,8 @@ NOTES = (
     "ran on the Xeon, at k on the EPYC. On the Xeon vllm-multiprocessing at batch 64 and k was −4.8% [−8.4%, "
     "−0.95%], of two trials.",
     "+0.00% with async scheduling: the host prepares the next step while the device computes, so a step "
-    "lasts as long as the device and a shorter phase gains nothing. On the Xeon, at batch 1, 16 and 256, a phase "
-    "could be 4 ms longer before a step is.",
+    "lasts as long as the device and a shorter phase gains nothing. On the Xeon, at batch 1, 16 and 256, a "
+    "phase could be 4 ms longer before a step is.",
     "Under drafts turns have no equal steps: a step of vllm-async-speculation is its TPOT, of rounds.",
 )
 
