@@ -71,9 +71,8 @@ NOTES = (
     "change look larger than it is by that share of it: −2.07% for −2.00%.",
     "vLLM's core in a process of its own asks before each step of a turn whether it may begin: 40 to 70 us "
     "by an estimate, which the after arm of vllm-multiprocessing alone pays (0.5 to 1 point at batch 1).",
-    "At k/2 and 2k vllm-runner, vllm-multiprocessing, vllm-prefix-caching, vllm-heap and vllm-output-chunk "
-    "ran on the Xeon, at k on the EPYC. On the Xeon vllm-multiprocessing at batch 64 and k was −4.8% [−8.4%, "
-    "−0.95%], of two trials.",
+    "Machines differ: vllm-multiprocessing at batch 64 was −0.98% [−1.8%, −0.11%] on the EPYC (four "
+    "trials), and is −4.0% on the Xeon.",
     "+0.00% with async scheduling: the host prepares the next step while the device computes, so a step "
     "lasts as long as the device and a shorter phase gains nothing. On the Xeon, at batch 1, 16 and 256, a "
     "phase could be 4 ms longer before a step is.",
