@@ -74,12 +74,12 @@ def last_start(steps: pd.DataFrame) -> Times:
 
 
 def own_start(steps: pd.DataFrame, work: pd.DataFrame) -> Times:
-    """When the first rank's program of each step began; -1 where it did not. A planted delay is a program in
-    front of it, under the same step."""
+    """When the first rank's program of each step began; -1 where it did not. Of two the first is a planted
+    delay, and of more the step itself is split into them (graph=off)."""
     if not len(work):
         return _stamps(steps, DEVICE[0])
-    ran = work[work["kind"] == "program"]
-    starts = ran.groupby("step")["start_ns"].max()
+    begun = work[work["kind"] == "program"].groupby("step")["start_ns"].agg(["size", "min", "max"])
+    starts = begun["max"].where(begun["size"] == 2, begun["min"])
     found: Times = starts.reindex(steps["step"], fill_value=-1).to_numpy(np.int64)
     return found
 

@@ -33,6 +33,12 @@ def test_each_rank_has_its_own_busy_share_exposed_host_time_and_waiting() -> Non
     assert second["waiting_us"] == pytest.approx(2000 / 3)
 
 
+def test_a_step_of_many_programs_began_with_its_first() -> None:
+    split = [(0, 0, 10, 13), (0, 0, 14, 16), (0, 0, 17, 20)]
+    first, second = ranks.times(*frames(of_two(split, SECOND[:1])))
+    assert (first["waiting_us"], second["waiting_us"]) == (pytest.approx(1000), 0)
+
+
 def test_a_rank_that_did_not_run_a_step_has_no_times_of_it_and_is_waited_for_by_nobody() -> None:
     steps, work = frames(of_two(FIRST, SECOND[:2]))
     assert steps["device_end_ns.1"].tolist() == [20 * MS, 30 * MS, -1]
