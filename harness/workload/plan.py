@@ -288,6 +288,16 @@ def with_enough_requests(workload: Workload, asked: Mapping[str, object]) -> Wor
     return msgspec.structs.replace(workload, num_requests=PLACES_FILLED * places)
 
 
+def no_longer_than_its_trace(workload: Workload) -> Workload:
+    """num_requests of a trace that ends earlier, so that what is counted in shares of them is right."""
+    from overlap_bench.harness.workload import traces
+
+    if workload.trace is None:
+        return workload
+    entries = traces.read(workload.trace, workload.num_requests).entries
+    return msgspec.structs.replace(workload, num_requests=len(entries))
+
+
 def check(workload: Workload) -> None:
     """Raises BadSetting, one line, where this is no workload."""
     for name in AT_LEAST_1:

@@ -229,6 +229,14 @@ def test_data_that_says_how_long_outputs_are_gets_no_default(tmp_path: Path) -> 
     assert made(variant="pinned", workload=asked | {"input_tokens": "9"}).workload.max_new_tokens == 64
 
 
+def test_a_round_has_no_more_requests_than_its_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"  # a gate counts what failed in shares of them
+    trace.write_text("Timestamp,Request tokens,Response tokens\n1,2,3\n2,2,3\n3,2,3\n")
+    asked = {"arrival": "trace", "trace": str(trace)}
+    assert made(variant="pinned", workload=asked).workload.num_requests == 3
+    assert made(variant="pinned", workload=asked | {"num_requests": 2}).workload.num_requests == 2
+
+
 def test_goodput_is_part_of_the_design() -> None:
     assert settings.parse_goodput(["ttft:200", "e2el:2000", "tpot:7.5"]) == {
         "ttft": 200,
