@@ -31,6 +31,7 @@ MOST = 10_000  # blocks, or rounds of a boot: weeks
 SHARE = {"share": True}  # an option that is typed as 1% or 0.01
 DELAYED = "after"  # the arm that a planted delay slows
 DRAWN_TOGETHER = 6  # blocks whose orders are drawn together, so that both are among them
+DOCUMENTS = (".md", ".rst")  # which no code reads
 COMPILED = (  # files that a build makes code of
     *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hip", ".hpp", ".inl", ".pyx", ".rs"),
     *("CMakeLists.txt", ".cmake", "setup.py"),
@@ -60,7 +61,7 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
     def not_built(self) -> list[str]:
         """What it changes of code that a build compiles, which a copy of the package does not have, and of
         data, which a module that is not changed reads beside itself, where the package is installed."""
-        data = [each for each in self.files if not each.endswith(".py")]
+        data = [each for each in self.files if not each.endswith((".py", *DOCUMENTS))]
         return [*(each for each in self.left_out if each.endswith(COMPILED)), *data]
 
     @property

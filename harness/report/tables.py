@@ -103,7 +103,8 @@ def changed_code(comparison: Comparison) -> str | None:
     found = comparison.changed_code
     if found is None:
         return None
-    differ = "1 function differs" if found.functions == 1 else f"{found.functions or 'no'} functions differ"
+    many = f"{found.functions:,}" if found.functions else "no"
+    differ = "1 function differs" if found.functions == 1 else f"{many} functions differ"
     if not (found.functions or found.other) and found.unwatched:
         differ = "what differs is not known"
     told = {
@@ -283,7 +284,7 @@ def flat(settings: Settings) -> dict[str, Any]:
     if settings.ref:
         found["ref"] = f"{settings.ref.name} ({settings.ref.commit[:10]})"
     if settings.patch:
-        found["patch"] = f"{settings.patch.file} ({', '.join(settings.patch.files)})"
+        found["patch"] = f"{settings.patch.file} ({listed([*settings.patch.files])})"
     return found
 
 

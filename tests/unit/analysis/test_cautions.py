@@ -109,7 +109,8 @@ def test_a_rewriting_of_ours_and_code_that_was_not_built_stand_below_the_verdict
     files = {"files": ("vllm/a.py",), "left_out": ("tests/a.py", "csrc/a.cu")}
     (not_built,) = told(patch=Patch(file="a.diff", text="", strip=1, **files))
     assert "patch=a.diff of after also changes compiled code or data: csrc/a.cu; that" in not_built.text
-    (data,) = told(patch=Patch(file="a.diff", text="", strip=1, files=("vllm/a.py", "vllm/configs/b.json")))
+    read = ("vllm/a.py", "vllm/configs/b.json", "vllm/README.md")
+    (data,) = told(patch=Patch(file="a.diff", text="", strip=1, files=read))
     assert "compiled code or data: vllm/configs/b.json; that was not built, or may not be" in data.text
 
 

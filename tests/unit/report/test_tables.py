@@ -11,7 +11,7 @@ from overlap_bench.engines import api
 from overlap_bench.harness.analysis import comparison, words
 from overlap_bench.harness.analysis.decision import ONE_BOOT
 from overlap_bench.harness.analysis.outputs import why_weak
-from overlap_bench.harness.analysis.result import Comparison, Failures, Outputs
+from overlap_bench.harness.analysis.result import Comparison, Failures, Outputs, Patched
 from overlap_bench.harness.cli import printing
 from overlap_bench.harness.plan.design import Arm, Ref
 from overlap_bench.harness.plan.variants import load_variants
@@ -73,6 +73,10 @@ def test_arms_are_told_apart_by_what_differs() -> None:
     here = msgspec.structs.replace(found.before, toggles={})
     base = msgspec.structs.replace(here, ref=Ref(repository="", name="base", commit="0123456789abcdef"))
     assert tables.changed_settings(base, here) == "before: ref=base (0123456789); after: ref=as installed"
+    files = tuple(f"vllm/{number}.py" for number in range(9))  # a release has a thousand
+    changed = msgspec.structs.replace(here, patch=Patched(file="a.diff", sha256="", files=files, left_out=()))
+    told = tables.changed_settings(here, changed)
+    assert told.endswith("after: patch=a.diff (vllm/0.py, vllm/1.py, vllm/2.py, and 6 more)")
 
 
 def of_variant(name: str) -> Comparison:
