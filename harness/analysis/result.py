@@ -14,7 +14,7 @@ from overlap_bench.harness.analysis.warnings import Warning
 from overlap_bench.harness.metrics import definitions
 from overlap_bench.harness.plan.design import Arm, Factor, LeftOut, Patch, Ref
 from overlap_bench.harness.stats.paired import Effect as Paired
-from overlap_bench.harness.store.manifest import ChangedCode, Overlaid
+from overlap_bench.harness.store.manifest import ChangedCode, Overlaid, listed
 
 GateVerdict = Literal["pass", "fail", "undecided"]
 TAG = "struct"  # tells the structs of a union apart; JSON has it not, they have no field in common
@@ -129,6 +129,11 @@ class Patched(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, patch: Patch) -> Patched:
         sha256 = hashlib.sha256(patch.text.encode()).hexdigest()
         return cls(file=patch.file, sha256=sha256, files=patch.files, left_out=patch.left_out)
+
+    @property
+    def shown(self) -> str:
+        """Its name, and a few of the files that it changes: a release changes a thousand."""
+        return f"{self.file} ({listed([*self.files])})"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

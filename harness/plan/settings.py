@@ -29,8 +29,7 @@ from overlap_bench.harness.stats import stopping as early
 from overlap_bench.harness.stats.stopping import Until
 from overlap_bench.harness.workload import lengths
 from overlap_bench.harness.workload.arrivals import ARRIVALS, TIMING_OPTIONS
-from overlap_bench.harness.workload.plan import NOT_WITH_TRACE, no_longer_than_its_trace, with_enough_requests
-from overlap_bench.harness.workload.plan import check as check_workload
+from overlap_bench.harness.workload.plan import NOT_WITH_TRACE, checked, with_enough_requests
 from overlap_bench.harness.workload.prompts import ENGLISH, OPENINGS, are_conversations
 from overlap_bench.harness.workload.workload import LENGTHS, Workload
 
@@ -397,9 +396,7 @@ def complete(
     if any(engines[arm.engine].asks_text for arm in arms) and request.workload.get("arrival") != "trace":
         defaults["pretok"] = False
     workload = convert_workload(workload_values(defaults, of_variant, request.workload))
-    workload = with_enough_requests(workload, request.workload)
-    check_workload(workload)
-    workload = no_longer_than_its_trace(workload)
+    workload = checked(with_enough_requests(workload, request.workload))
     if workload.most_new_tokens == 1:
         secondaries = ()  # a variant's are of decode steps, and there is none
     if workload.temperature > 0:  # the engine must know before it captures its programs

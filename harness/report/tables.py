@@ -284,7 +284,7 @@ def flat(settings: Settings) -> dict[str, Any]:
     if settings.ref:
         found["ref"] = f"{settings.ref.name} ({settings.ref.commit[:10]})"
     if settings.patch:
-        found["patch"] = f"{settings.patch.file} ({listed([*settings.patch.files])})"
+        found["patch"] = settings.patch.shown
     return found
 
 

@@ -288,12 +288,14 @@ def with_enough_requests(workload: Workload, asked: Mapping[str, object]) -> Wor
     return msgspec.structs.replace(workload, num_requests=PLACES_FILLED * places)
 
 
-def no_longer_than_its_trace(workload: Workload) -> Workload:
-    """num_requests of a trace that ends earlier, so that what is counted in shares of them is right."""
-    from overlap_bench.harness.workload import traces
-
+def checked(workload: Workload) -> Workload:
+    """The workload; one of a trace has as many requests as there are in it, since what failed, say, is
+    counted in shares of them. Raises BadSetting, one line, where this is no workload."""
+    check(workload)
     if workload.trace is None:
         return workload
+    from overlap_bench.harness.workload import traces
+
     entries = traces.read(workload.trace, workload.num_requests).entries
     return msgspec.structs.replace(workload, num_requests=len(entries))
 
