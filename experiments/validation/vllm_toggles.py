@@ -34,6 +34,9 @@ from overlap_bench.harness.report.page import markdown_page
 
 # Of a variant's run: 3 fit two trials on a slow host, which leave ±4%; at 256 a trial takes over a minute.
 MINUTES = dict.fromkeys(BATCHES, 5) | {256: 7}
+# New tokens of each request: where all have as many, all end in one step. What is done for one that ends is
+# tried with requests that end one by one, from half of the run on.
+NEW_TOKENS = {"vllm-remove-all": "uniform:32:96"}
 
 
 def wanted() -> Iterator[str]:
@@ -62,7 +65,8 @@ def command(cell: str, python: str, out: Path) -> list[str]:
     name, batch, mode, *stretched = cell.split()
     pace = PACE.format(at=(stretched or [HERE])[0])
     at = ["--pace", pace, "--arrival", "closed", "--concurrency", batch, "--num-requests", batch]
-    at += ["--max-batch-size", batch, "--max-new-tokens", "64", "--set", f"python={python}"]
+    at += ["--max-batch-size", batch, "--max-new-tokens", NEW_TOKENS.get(name, "64")]
+    at += ["--set", f"python={python}"]
     if name == "slope" or judgement.modes(variants()[name]) == MODES:
         at += ["--set", f"async_scheduling={mode}"]
     minutes = str(MINUTES[int(batch)])
@@ -122,8 +126,12 @@ def main() -> None:
     kept = given.folder / "cells.json"
     cells: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
     known = list(wanted())
-    if unknown := [each for each in given.cell if each not in known]:
-        asked.error(f"no cell {', '.join(unknown)}; there are {', '.join(known)}")
+    there = {
+        *known,
+        *(cell_name(name, *at) for name, each in variants().items() for at in judgement.places(each)),
+    }
+    if unknown := [each for each in given.cell if each not in there]:
+        asked.error(f"no cell {', '.join(unknown)}; there are {', '.join(sorted(there))}")
     began = monotonic()
     for cell in given.cell or left(known, cells):
         if monotonic() - began > given.minutes * 60:
