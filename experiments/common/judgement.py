@@ -30,6 +30,8 @@ MATTERS = 0.01  # of a step: the harness's own margin
 WIDE = 0.03  # of a step: an interval of this half-width, or of more, overlaps nearly anything
 # A pace decides these: what computing takes, and which drafts are right.
 LEFT_OUT = ("vllm-compiled", "vllm-chunked-prefill", "vllm-speculation")
+# The least batch at which the arms differ: up to it, one chunk of 128 outputs is all of them.
+LEAST = {"vllm-output-chunk": 256}
 NOTHING = "–"
 Cells = Mapping[str, Mapping[str, Any]]  # by name, as vllm_toggles keeps them
 
@@ -74,7 +76,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trials: int | None = None  # of the run
     outputs: tuple[int, int] | None = None  # identical, of so many
     failed: int | None = None  # what bench ended with
-    machine: str = ""  # where it was run whole, if on another than the others
+    machine: str = ""  # where its phase was measured, and it was run whole, if on another than the others
 
     @property
     def step(self) -> Row | None:
@@ -145,7 +147,8 @@ def places(variant: Variant) -> list[tuple[int, str, str]]:
     most, and its source says by how much it helps, so it is tried on the other hosts at every batch."""
     batches = [BETWEEN] if modes(variant) == MODES else BATCHES
     elsewhere = product(batches, modes(variant), [at for at in HOSTS if at != HERE])
-    return [*product(BATCHES, modes(variant), [HERE]), *elsewhere]
+    every = [*product(BATCHES, modes(variant), [HERE]), *elsewhere]
+    return [place for place in every if place[0] >= LEAST.get(variant.name, 1)]
 
 
 def cell_name(what: str, batch: int, mode: str, at: str = HERE) -> str:
@@ -265,9 +268,9 @@ def starts(each: Judged, mode: str) -> str:
     there, unsettled = ([batch for batch in said if said[batch] is what] for what in (True, None))
     if not there:
         return f"not settled at {listed(unsettled)}" if unsettled else f"nowhere up to {max(said)}"
-    if there == [*said][-len(there) :] and there[0] != min(said):
+    if not unsettled and there == [*said][-len(there) :] and there[0] != min(said):
         return f"from {there[0]} on"
-    return f"at {listed(there)}"
+    return f"at {listed(there)}" + (f"; not settled at {listed(unsettled)}" if unsettled else "")
 
 
 def depends_on_host(each: Judged, mode: str) -> str:
@@ -277,16 +280,29 @@ def depends_on_host(each: Judged, mode: str) -> str:
     if len(known) < len(HOSTS):
         return NOTHING
     said = [matters(step) for step in known]
-    word = "not settled" if None in said else "no" if len({*said}) == 1 else "yes"
+    word = "yes" if {True, False} <= {*said} else "not settled" if None in said else "no"
     return f"{word}: {', '.join(percent(step.change) for step in known)}"
 
 
-def agreement(found: Judgement) -> tuple[int, int, int]:
-    """In how many cells the foretold interval and that of the whole run overlap, of those that have both; and
-    of how many of these the run's is WIDE."""
-    known = [cell for _, cell in found.cells if cell.overlaps is not None]
-    wide = [cell for cell in known if cell.whole and cell.whole.ends and np.ptp(cell.whole.ends) >= 2 * WIDE]
-    return sum(bool(cell.overlaps) for cell in known), len(known), len(wide)
+class Agreement(msgspec.Struct, frozen=True):
+    """Counts of cells that have an interval foretold and one run whole: in how many these overlap, how many
+    there are, how many runs have an effect (their interval leaves out 0), and how many are WIDE."""
+
+    agree: int
+    cells: int
+    with_effect: int
+    wide: int
+
+    @classmethod
+    def of(cls, found: Judgement) -> Agreement:
+        known = [cell for _, cell in found.cells if cell.overlaps is not None]
+        ends = [cell.whole.ends for cell in known if cell.whole and cell.whole.ends]
+        return cls(
+            agree=sum(bool(cell.overlaps) for cell in known),
+            cells=len(known),
+            with_effect=sum(low > 0 or high < 0 for low, high in ends),
+            wide=sum(high - low >= 2 * WIDE for low, high in ends),
+        )
 
 
 def listed(numbers: Sequence[int]) -> str:

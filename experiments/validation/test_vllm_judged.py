@@ -82,7 +82,9 @@ def of(found: Judgement, name: str) -> dict[str, str]:
 def test_a_change_has_one_row_that_says_what_who_merges_asks(found: Judgement) -> None:
     mine = of(found, "vllm-update")
     assert mine["change"] == "vllm-update (our rewriting)"
-    assert mine["the source says"].startswith("vLLM pull request 46112: .142 -> .129 ms at batch 128")
+    assert mine["the source says"].startswith(
+        "vLLM pull request 46112 (closed): .142 -> .129 ms at batch 128"
+    )
     assert mine["its own phase"] == "append at 256: −30.0% [−30.1%, −29.9%]"
     assert mine["a step at 1"] == "(+0.00%) / –"
     assert mine["a step at 16"] == "–"
@@ -102,13 +104,14 @@ def test_the_page_says_how_many_matter_and_whether_it_foretold_them(found: Judge
     assert page.conclusion.startswith(
         f"3 of {of} argued changes to vLLM's host code judged at an H100's pace: "
     )
-    assert "2 change a decode step by 1% or more at some batch, 0 with async scheduling." in page.conclusion
-    assert "overlap in 1 of 2 cells" in page.lines[2]  # with async nothing is foretold, and −0.01% was seen
-    assert page.lines[3] == "Outputs: 48 of 48 identical in both arms."
+    assert "2 change a decode step by 1% or more at some batch" in page.conclusion
+    assert page.conclusion.endswith("with async scheduling 0 of the 1 that were tried.")
+    # With async nothing is foretold, and −0.01% was seen.
+    assert "overlap in 1 of 2 cells, of which 2 have an effect" in page.lines[3]
+    assert page.lines[4].startswith("Outputs: 48 of 48 identical in both arms.")
     assert page.warnings == ["vllm-heap, batch 64, async off: not measured, bench ended with 4"]
     known = {each[0]: each[-1].partition(":")[0] for each in page.tables[1].rows}
     assert known == {
-        "vllm-update, its phase at 1": "the interval holds it, and no change",
         "vllm-update, its phase at 256": "more here",
         "vllm-flat-logprobs, a step at 256": "the interval holds it, and no change",
     }
@@ -167,7 +170,15 @@ def test_nothing_is_expected_of_a_change_of_no_phase_and_the_page_says_what_is_a
     assert known["vllm-async-scheduling"].foretold is None
     assert known["vllm-update"].foretold is not None
     assert (known["vllm-update"].added, known["vllm-update"].trials) == (2, 6)
-    assert "In 1 of 1 cells all of its phases add up." in vllm_judged.page(found).lines[1]
+    assert "such cells" not in vllm_judged.page(found).lines[1]  # every one was run whole
+    update, alone = known["vllm-update"], lambda cell: msgspec.structs.replace(cell, whole=None)
+    cells = [alone(update), alone(update), msgspec.structs.replace(alone(update), added=1)]
+    changes = [
+        msgspec.structs.replace(each, cells=cells if each.name == "vllm-update" else [])
+        for each in found.changes
+    ]
+    page = vllm_judged.page(msgspec.structs.replace(found, changes=changes))
+    assert page.lines[1].endswith("costs a step, in 2 of 3 such cells the sum of all phases.")
 
 
 def test_what_was_measured_before_stays_until_it_is_measured_anew(found: Judgement) -> None:
@@ -192,6 +203,46 @@ def test_what_was_measured_before_stays_until_it_is_measured_anew(found: Judgeme
     assert judgement.where(other.changes[0].cells[1]) == "batch 16, async off, on another cpu"
 
 
+def test_two_hosts_with_two_answers_depend_on_it_whatever_a_third_says() -> None:
+    def said(*changes: float) -> str:
+        cells = [
+            Cell(
+                batch=64, mode="off", at=at, whole=Row(change=each, ci_low=each - 0.002, ci_high=each + 0.002)
+            )
+            for at, each in zip(judgement.HOSTS, changes, strict=True)
+        ]
+        return judgement.depends_on_host(Judged(name="a", title="", source="", says="", cells=cells), "off")
+
+    assert said(0.015, 0.01, 0.005) == "yes: +1.5%, +1.0%, +0.50%"
+    assert said(0.015, 0.01, 0.02) == "not settled: +1.5%, +1.0%, +2.0%"
+    assert said(0.03, 0.02, 0.015) == "no: +3.0%, +2.0%, +1.5%"
+
+
+def test_a_phase_that_was_measured_anew_is_that_of_all_cells_that_are_expected_by_it(
+    found: Judgement,
+) -> None:
+    def with_cells(*cells: Cell) -> Judgement:
+        changes = [msgspec.structs.replace(found.changes[0], cells=[*cells])]
+        return msgspec.structs.replace(found, changes=changes)
+
+    old, new, hidden = Row(change=-0.2), Row(change=-0.1), Row(change=0, ci_low=0, ci_high=0)
+    before = with_cells(
+        Cell(batch=64, mode="off", phase=old, foretold=old, whole=old),
+        Cell(batch=64, mode="on", phase=old, foretold=hidden),
+        Cell(batch=64, mode="off", at="2k", phase=old, foretold=old),
+    )
+    places = [Cell(batch=64, mode="on"), Cell(batch=64, mode="off", at="2k")]
+    now = with_cells(Cell(batch=64, mode="off", phase=new, whole=new), *places)
+    here, on, other = vllm_judged.merged(before, msgspec.structs.replace(now, machine="b")).changes[0].cells
+    assert [each.foretold for each in (here, on, other)] == [None, hidden, None]
+    assert {(each.phase, each.machine) for each in (here, on, other)} == {(new, "b")}
+
+
+def test_the_arms_of_output_chunk_differ_beyond_128_requests_alone() -> None:
+    of = judgement.variants()["vllm-output-chunk"]
+    assert {place[0] for place in judgement.places(of)} == {256}
+
+
 def test_what_was_expected_stays_beside_what_was_run_whole_since() -> None:
     expected = Cell(batch=64, mode="on", foretold=Row(change=-0.01), added=3)
     run = Cell(batch=64, mode="on", whole=Row(change=-0.02))
@@ -209,6 +260,8 @@ def test_what_was_expected_stays_beside_what_was_run_whole_since() -> None:
         ({1: -0.05, 16: -0.03, 64: -0.02}, "at 1, 16 and 64"),
         ({1: -0.001, 16: -0.03, 64: 0.02}, "from 16 on"),
         ({1: -0.03, 16: -0.001, 64: -0.02}, "at 1 and 64"),
+        ({1: -0.001, 16: -0.01, 64: -0.02}, "at 64; not settled at 16"),
+        ({1: -0.03, 16: -0.01}, "at 1; not settled at 16"),
         ({1: -0.001, 16: 0.002}, "nowhere up to 16"),
         ({1: -0.001, 16: -0.01}, "not settled at 16"),
         ({16: 0.02}, "at 16"),

@@ -94,8 +94,10 @@ def measured(cell: str, python: str, folder: Path) -> dict[str, Any]:
             },
         }
     (comparison,) = json.loads(done.stdout)["comparisons"]
-    # Drafts leave turns no equal steps: what decides stands for one.
-    metric = SLICED if SLICED in comparison["metrics"] else comparison["primary"]
+    # What changes the collector's pauses is judged by steps that are not trimmed. Drafts leave turns no equal
+    # steps: what decides stands for one.
+    metrics = (variants()[cell.split()[0]].primary, SLICED, comparison["primary"])
+    metric = next(each for each in metrics if each in comparison["metrics"])
     phases = {each: its for each in SPEC.phases if (its := row(comparison, phase_in_turns(each)))}
     own = phases.get(variants()[cell.split()[0]].phase)
     return {

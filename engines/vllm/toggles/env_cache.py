@@ -4,7 +4,9 @@ Before (`off`), each read of `envs.NAME` asks the environment and converts what 
 core has read all of them once and keeps them.
 
 Claim: vLLM 26146 and 29289, `_get_num_input_tokens` 11 -> 5 us (of runner V1). Both sides are vLLM's own: the
-before leaves out the calls of its enable_envs_cache, in the core and in a worker of its own.
+before leaves out the calls of its enable_envs_cache, in the core and in a worker of its own. Most of what a
+step gains is of one read for each request in the statistics of its output: with a core in a process of its
+own, as in vLLM's server, outputs are processed where nothing is kept, in either choice.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """slots: what the scheduler asks for a decode's next token, where its last block has room for it.
 
 Before (`installed`), vLLM's allocate_slots, as for any chunk of a prompt: what is outside of a window, what
-has to be cached, how many blocks it takes, which are free. After (`decode-path`), as our rewriting of a part
-of what vLLM 42131 is about: nothing, where full attention alone keeps blocks and no prefix cache wants them.
+has to be cached, how many blocks it takes, which are free. After (`decode-path`), as our rewriting of the
+early return of vLLM 29206: nothing, where full attention alone keeps blocks and no prefix cache wants them.
 
-Claim: vLLM 42131 (open), schedule() .2 -> .04 ms, "30% of TPOT on B200"; it does more than this. Of 16 tokens
-of a request, 15 have room in its last block.
+Claim: vLLM 29206 (closed), 171.5 -> 165.9 s with async scheduling (opt-125m, batch 3,000), where
+allocate_slots went from 17.2% to 8.2% of the run. Of 16 tokens of a request, 15 have room in its last block.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ CHANGE = Change(
         module=__name__,
         choices=(INSTALLED, "decode-path"),
         changes="whether a decode whose last block has room asks the KV cache's manager for a block",
-        source="vLLM 42131",
+        source="vLLM 29206",
         rewritten="decode-path",
         optional=True,
     ),
