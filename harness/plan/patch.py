@@ -17,17 +17,30 @@ OURS = "overlap_bench"
 STRIPS = (1, 0, 2, 3, 4, 5, 6, 7, 8, 9)  # leading folders of a diff's paths, what git writes first
 HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 NOWHERE = "/dev/null"  # the other side of a file that is new, or removed
+UNFIT = (
+    (
+        re.compile(r"(?m)^diff --(?:cc|combined) .+\nindex "),
+        "is a combined diff, as git shows of a merge, and fits no side; try git diff main...branch",
+    ),
+    (
+        re.compile(r"(?m)^Only in \S+: \S+\s*$"),
+        "lacks files that only one side has, as diff -ru does; use diff -ruN, or git diff",
+    ),
+)
 
 
 def read_patch(file: str, packages: Sequence[str]) -> Patch:
     """The diff in a file, for packages of these names. Raises BadSetting where there is none, or it changes
     none of their files."""
     try:
-        with Path(file).expanduser().open(encoding="utf-8", newline="") as opened:
+        with Path(file).expanduser().open(encoding="utf-8-sig", newline="") as opened:
             text = opened.read()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise api.BadSetting(f"patch={file} can't be read: {why}") from error
+    for kind, why in UNFIT:
+        if kind.search(text):
+            raise api.BadSetting(f"patch={file} {why}")
     changed = list(dict.fromkeys(_changed(text)))
     if not changed:
         raise api.BadSetting(f"patch={file} is no unified diff, such as git diff writes: it changes no file")

@@ -66,10 +66,19 @@ def test_what_is_no_diff_or_of_another_package_is_refused(written: Path) -> None
         (diff("a/csrc/x.cu", "b/csrc/x.cu").encode(), "changes no file of vllm, but b/csrc/x.cu"),
         (diff("a/bin/vllm", "b/bin/vllm").encode(), "changes no file of vllm, but b/bin/vllm"),
         (diff("a/v1/core/block_pool.py", "b/v1/core/block_pool.py").encode(), "must lead from the folder"),
-    ):
+        (f"diff --cc {POOL}\nindex 1,2..3\n--- a/{POOL}\n+++ b/{POOL}\n@@@ -1 -1 +1 @@@\n".encode(),
+         "is a combined diff, as git shows of a merge"),
+        (f"Only in b/vllm: new.py\n{diff(f'a/{POOL}', f'b/{POOL}')}".encode(), "use diff -ruN, or git diff"),
+    ):  # fmt: skip
         written.write_bytes(content)
         with pytest.raises(api.BadSetting, match=why):
             read_patch(str(written), ["vllm"])
+
+
+def test_what_windows_writes_before_a_text_is_none_of_the_diff(written: Path) -> None:
+    text = f"diff --git a/{POOL} b/{POOL}\ndeleted file mode 100644\nindex e69de29..0000000\n"
+    written.write_text(text, encoding="utf-8-sig")
+    assert read_patch(str(written), ["vllm"]).text == text
 
 
 def test_the_packages_are_the_engines_or_those_of_its_command(written: Path) -> None:
