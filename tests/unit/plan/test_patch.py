@@ -16,6 +16,10 @@ from overlap_bench.harness.store import trust
 POOL = "vllm/v1/core/block_pool.py"
 # A line of context that is empty, as editors leave it, and lines that begin as a file's name does.
 HUNK = "@@ -1,3 +1,3 @@\n one\n\n--- a/vllm/not/a/file.py\n+++ b/vllm/nor/this.py\n"
+RENAMED = "similarity index 100%\nrename from vllm/envs.py\nrename to vllm/vars.py\n"
+EMPTY = "new file mode 100644\nindex 0000000..e69de29\n"
+# Of a commit: git takes no line of it for a file's.
+MESSAGE = "diff --git a/vllm/a.py b/vllm/a.py\n\n--- a/vllm/b.py\n+++ b/vllm/b.py\n\n@@ -1,9 +1,9 @@\n"
 ONE_LINE = "@@ -1 +1 @@\n--- a/vllm/not/a/file.py\n+++ b/vllm/nor/this.py\n"
 
 
@@ -44,7 +48,16 @@ def written(tmp_path: Path) -> Path:
         (f"--- a/{POOL}\n+++ b/{POOL}\n{ONE_LINE}", 1, (POOL,), ()),
         (diff(f"base/lib/{POOL}", f"head/lib/{POOL}") + diff("base/README.md", "head/README.md"), 2, (POOL,),
          ()),
-        ("rename from vllm/envs.py\nrename to vllm/vars.py\n", 1, ("vllm/envs.py", "vllm/vars.py"), ()),
+        (f"diff --git a/vllm/envs.py b/vllm/vars.py\n{RENAMED}", 1, ("vllm/envs.py", "vllm/vars.py"), ()),
+        (f"diff --git vllm/envs.py vllm/vars.py\n{RENAMED}{diff(POOL, POOL)}", 0,
+         ("vllm/envs.py", "vllm/vars.py", POOL), ()),
+        (f"diff --git vllm/a b.py vllm/a b.py\n{EMPTY}", 0, ("vllm/a b.py",), ()),
+        (f"diff --git i/vllm/a b.py w/vllm/a b.py\r\n{EMPTY}", 1, ("vllm/a b.py",), ()),
+        (f'diff --git "a/vllm/\\303\\244.py" "b/vllm/\\303\\244.py"\n{EMPTY}', 1, ("vllm/ä.py",), ()),
+        (diff('"a/vllm/\\303\\244\\".py"', '"b/vllm/\\303\\244\\".py"'), 1, ('vllm/ä".py',), ()),
+        (diff(f"{POOL}.orig", POOL), 0, (POOL,), ()),
+        (diff("vllm/envs.py", "vllm.new/envs.py"), 0, ("vllm/envs.py",), ("vllm.new/envs.py",)),
+        (f"{MESSAGE}{diff(f'a/{POOL}', f'b/{POOL}')}", 1, (POOL,), ()),
         (f"From 1 Mon\nSubject: a\n\n---\n a | 2 +-\n\n{diff(f'a/{POOL}', f'b/{POOL}')}", 1, (POOL,), ()),
     ],
 )  # fmt: skip
