@@ -16,6 +16,7 @@ from overlap_bench.harness.plan.design import Patch, package_of, started_by
 OURS = "overlap_bench"
 STRIPS = (1, 0, 2, 3, 4, 5, 6, 7, 8, 9)  # leading folders of a diff's paths, what git writes first
 NOWHERE = "/dev/null"  # the other side of a file that is new, or removed
+COMMIT = re.compile(r"(?m)^(?=(?:From|commit) [0-9a-f]{40,}\b)")  # of git format-patch, or of git log -p
 SECTION = re.compile(r"(?m)^(?=diff )")  # a line of a hunk begins otherwise
 # What git takes for names, and not what a commit's message says, or what is in a hunk.
 HEADER = re.compile(r"diff --git (.+?)\r?\n(?:old|new|deleted|index|similarity|dissimilarity|rename|copy) ")
@@ -60,12 +61,32 @@ def read_patch(file: str, packages: Sequence[str]) -> Patch:
     )
 
 
+def steps(patch: Patch) -> Iterator[tuple[str, list[str]]]:
+    """The commits of a diff, to be applied one after the other, and the files of the packages that each
+    names, as often as it does. At once, git would take what a later one renames, copies or removes as it was
+    before the first. What is about other files alone is left out."""
+    above = 0
+    for commit in COMMIT.split(patch.text):
+        parts = [(each, _own(patch, each)) for each in SECTION.split(commit)]
+        if files := [name for _, names in parts for name in names]:
+            # git refuses a name with fewer folders than it strips. With blank lines in place of what is left
+            # out, a line that it names in an error is the diff's own.
+            kept = (each if names else "\n" * each.count("\n") for each, names in parts)
+            yield "".join(["\n" * above, *kept]), files
+        above += commit.count("\n")
+
+
 def unquoted(name: str) -> str:
     """A name as git writes it, with the quotes and escapes of C where it is no plain text."""
     if not name.startswith('"'):
         return name
     octets = name[1:-1].encode().decode("unicode_escape", "ignore").encode("latin-1", "ignore")
     return octets.decode(errors="replace")
+
+
+def _own(patch: Patch, section: str) -> list[str]:
+    found = dict.fromkeys(_stripped(each, patch.strip) for each in _changed(section))
+    return [each for each in found if package_of(each) in patch.packages]
 
 
 def _stripped(name: str, strip: int) -> str:
