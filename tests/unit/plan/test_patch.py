@@ -122,7 +122,9 @@ def test_an_arm_has_its_patch_and_a_run_of_it_is_trusted_by_name(written: Path) 
     assert any(POOL in line for line in trust.named([design]))
 
 
-def test_compiled_code_that_a_diff_changes_is_told_apart_from_tests(written: Path) -> None:
-    others = ("csrc/cache.cu", "tests/test_cache.py", "setup.py")
-    written.write_text("".join(diff(f"a/{each}", f"b/{each}") for each in (POOL, *others)))
-    assert read_patch(str(written), ["vllm"]).not_built == ["csrc/cache.cu", "setup.py"]
+def test_what_a_build_makes_of_a_diff_is_told_apart_from_tests(written: Path) -> None:
+    built = ["csrc/cache.cu", "csrc/moe/template.jinja", "setup.py", "pyproject.toml", "rust/Cargo.toml",
+             "requirements/common.txt"]  # fmt: skip
+    others = ("tests/test_cache.py", "csrc/README.md", "docs/words.txt")
+    written.write_text("".join(diff(f"a/{each}", f"b/{each}") for each in (POOL, *built, *others)))
+    assert read_patch(str(written), ["vllm"]).not_built == built
