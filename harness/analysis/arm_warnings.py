@@ -169,9 +169,9 @@ class NotBuilt(OfRun, frozen=True):
     files: str
     usual = Severity.QUALIFIES
     says = (
-        "patch={patch} of {arm} also changes compiled code or data: {files}; that was not built, or may not "
-        "be what was read, so the numbers lack it; build it into an environment of its own, and give that by "
-        "python=PATH"
+        "patch={patch} of {arm} also changes compiled code, requirements or data: {files}; that was not "
+        "built, or may not be what was read, so the numbers lack it; build it into an environment of its "
+        "own, and give that by python=PATH"
     )
 
     @classmethod

@@ -32,9 +32,9 @@ SHARE = {"share": True}  # an option that is typed as 1% or 0.01
 DELAYED = "after"  # the arm that a planted delay slows
 DRAWN_TOGETHER = 6  # blocks whose orders are drawn together, so that both are among them
 DOCUMENTS = (".md", ".rst")  # which no code reads
-COMPILED = (  # files that a build makes code of
+COMPILED = (  # files that a build makes code of, or follows
     *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hip", ".hpp", ".inl", ".pyx", ".rs"),
-    *("CMakeLists.txt", ".cmake", "setup.py"),
+    *("CMakeLists.txt", ".cmake", "setup.py", "pyproject.toml", "Cargo.toml"),
 )
 HIDES = {  # where a delay is planted → the metrics that take that part as equal
     "device": (definitions.SAME_DEVICE, definitions.SLICED_SAME_DEVICE),
@@ -59,14 +59,25 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def not_built(self) -> list[str]:
-        """What it changes of code that a build compiles, which a copy of the package does not have, and of
-        data, which a module that is not changed reads beside itself, where the package is installed."""
+        """What it changes of code that a build compiles, and of requirements, which a copy of the package
+        lacks, and of data, which a module that is not changed reads beside itself, where the package is
+        installed."""
         data = [each for each in self.files if not each.endswith((".py", *DOCUMENTS))]
-        return [*(each for each in self.left_out if each.endswith(COMPILED)), *data]
+        return [*filter(_is_built, self.left_out), *data]
 
     @property
     def packages(self) -> list[str]:
         return list(dict.fromkeys(map(package_of, self.files)))
+
+
+def _is_built(file: str) -> bool:
+    """Whether it is compiled, or says what is built or installed."""
+    folders = file.split("/")[:-1]
+    return (
+        file.endswith(COMPILED)
+        or ("requirements" in folders and file.endswith(".txt"))
+        or ("csrc" in folders and not file.endswith(DOCUMENTS))  # a template, a script that writes code
+    )
 
 
 def package_of(file: str) -> str:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Mapping, Set
 from pathlib import Path
 
@@ -15,11 +16,13 @@ import msgspec
 from overlap_bench.engines import api
 from overlap_bench.harness.common import git
 from overlap_bench.harness.plan.design import Arm, Patch
+from overlap_bench.harness.plan.patch import steps, unquoted
 from overlap_bench.harness.run.hosts import check_interpreter
 from overlap_bench.harness.run.watch import located
 
 CACHE = "__pycache__"
-FAILED = re.compile(r"error: (?:patch failed: )?(.+)")
+FAILED = re.compile(r"(?m)^error: (?:patch failed: )?(?!while searching for:)(.+)")
+CHECKED = re.compile(r"(?m)^Checking patch (.+)\.\.\.$")
 IMPLIED = ("patch does not apply",)  # what git adds to each place that it names
 
 
@@ -58,31 +61,44 @@ def patched(patch: Patch, packages: Mapping[str, Path], folder: Path) -> Path:
     """`folder`, made and with the packages in it, to be put first on a path. `packages`: by name, the folder
     of each that the diff changes, or the file of a module. Raises BadSetting, with the places, where the diff
     does not apply."""
-    changed = {*patch.files}
+    if not (why := _apply(patch, packages, folder)):
+        return folder
+    where = ", ".join(str(each) for each in packages.values())
+    if not _apply(patch, packages, folder.with_name(f"{folder.name}-reversed"), "--reverse"):
+        raise api.BadSetting(
+            f"patch={patch.file} is in {where} already; to measure it, give --before its reverse: git diff -R"
+        )
+    raise api.BadSetting(f"patch={patch.file} does not apply to {where}: {why}")
+
+
+def _apply(patch: Patch, packages: Mapping[str, Path], folder: Path, *way: str) -> str:
+    """`folder`, made and with the packages in it, and the diff in them, or out of them with `--reverse`. Why
+    it does not apply; "" where it does."""
     for name, root in packages.items():
         if root.is_file():
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copy(root, folder / root.name)
         else:
-            _link(root, folder / name, name, changed)
-    text = folder / "patch.diff"
-    with text.open("w", encoding="utf-8", newline="") as file:  # the ends of its lines are the files'
-        file.write(patch.text)
+            _link(root, folder / name, name, {*patch.files})
     # In a repository of its own: in another one's folder, git would pass over every file, and say nothing.
     git.run("init", "--quiet", where=folder)
-    asked = ["apply", f"-p{patch.strip}", "--whitespace=nowarn", *(f"--include={each}" for each in changed)]
-    done = git.run(*asked, text.name, where=folder)
-    if done.returncode == 0:
-        return folder
-    where = ", ".join(str(each) for each in packages.values())
-    if not git.run(*asked, "--reverse", "--check", text.name, where=folder).returncode:
-        raise api.BadSetting(
-            f"patch={patch.file} is in {where} already; to measure it, give --before its reverse: git diff -R"
-        )
-    raise api.BadSetting(
-        f"patch={patch.file} does not apply to {where}: {_places(done.stderr)}; take the diff against the "
-        "release that is installed"
-    )
+    # Not each file by its name, in which brackets would be a pattern's. git writes through no link.
+    included = [f"--include={name}{end}" for name in patch.packages for end in ("/*", ".py")]
+    asked = ["apply", "--verbose", f"-p{patch.strip}", "--whitespace=nowarn", *included, *way]
+    text = folder / "patch.diff"
+    for step, files in reversed([*steps(patch)]) if way else steps(patch):
+        with text.open("w", encoding="utf-8", newline="") as file:  # the ends of its lines are the files'
+            file.write(step)
+        done = git.run(*asked, text.name, where=folder)
+        if done.returncode:
+            return f"{_places(done.stderr)}; take the diff against the release that is installed"
+        checked = map(unquoted, " => ".join(CHECKED.findall(done.stderr)).split(" => "))
+        if passed_over := [*(Counter(files) - Counter(checked))]:  # with success, and no word
+            return (
+                f"git passes over {', '.join(passed_over[:3])}, which it may read under another name; try "
+                "git diff --no-renames main...branch, or git diff in place of diff -ru"
+            )
+    return ""
 
 
 def _places(said: str) -> str:

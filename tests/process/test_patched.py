@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from overlap_bench.harness.plan.patch import read_patch
 from overlap_bench.harness.run import patched as run_patched
 from overlap_bench.harness.run.patched import Patches, patched
 from tests.support.made_blocks import manifest
+from tests.support.repositories import commit, git
 
 SOURCE = "".join(f"line{number} = {number}\n" for number in range(20))
 DIFF = """diff --git a/tests/test_pool.py b/tests/test_pool.py
@@ -44,6 +46,15 @@ deleted file mode 100644
 @@ -1 +0,0 @@
 -gone = True
 """
+REMOVED = DIFF[DIFF.index("diff --git a/engine/old.py") :]
+INSTALLED = ("engine/__init__.py", "engine/old.py", "engine/core/__init__.py", "engine/core/pool.py")
+Commits = Sequence[Mapping[str, str | None]]  # each by its files; None: it removes this one
+EDITED = {"engine/core/pool.py": SOURCE.replace("line9 = 9", "line9 = 99")}
+MOVED = {"engine/core/pool.py": None, "engine/core/pond.py": EDITED["engine/core/pool.py"]}
+OUT = {"engine/core/pool.py": None, "elsewhere/pool.py": EDITED["engine/core/pool.py"]}
+SERIES = ("format-patch", "--stdout", "base..")
+LOG = ("log", "-p", "--reverse", "base..")
+WHOLE = ("diff", "base..")
 
 
 @pytest.fixture
@@ -58,6 +69,17 @@ def installed(tmp_path: Path) -> Path:
     }.items():  # fmt: skip
         (package / name).write_text(text)
     return package
+
+
+def written(checkout: Path, commits: Commits, asked: Sequence[str]) -> str:
+    """What git writes of these commits on what is installed."""
+    base = {each: (checkout.parent / "site" / each).read_bytes() for each in INSTALLED}
+    commit(checkout, {**base, "elsewhere/tool.py": SOURCE, "README.md": "read\n"}, "base")
+    for number, files in enumerate(commits):
+        for each in (name for name, content in files.items() if content is None):
+            (checkout / each).unlink()
+        commit(checkout, {name: each for name, each in files.items() if each is not None}, f"number-{number}")
+    return git(checkout, *asked)
 
 
 def made(tmp_path: Path, text: str = DIFF) -> Patch:
@@ -124,11 +146,89 @@ def test_a_diff_within_another_repository_is_applied_too(tmp_path: Path, install
     assert "changed" in (copy / "engine" / "core" / "pool.py").read_text()
 
 
+@pytest.mark.parametrize(
+    ("commits", "asked"),
+    [
+        ((EDITED, MOVED), SERIES),
+        ((EDITED, MOVED), LOG),
+        ((EDITED, {"engine/core/pool.py": None}), SERIES),
+        (({"engine/new.py": SOURCE}, {"engine/new.py": None, "engine/newer.py": SOURCE}), SERIES),
+        (({**MOVED, "engine/old.py": "gone = False\n"},), (*WHOLE, "--no-prefix")),
+        (({"engine/sub/__init__.py": "", "engine/table.bin": "\0"},),
+         (*WHOLE, "--binary", "--src-prefix=i/", "--dst-prefix=w/")),
+        (({"engine/E=1,block=[128,128].json": "{}\n", "engine/ä.py": "here = True\n"},), WHOLE),
+    ],
+)  # fmt: skip
+def test_what_git_writes_of_commits_makes_what_they_make(
+    tmp_path: Path, installed: Path, commits: Commits, asked: Sequence[str]
+) -> None:
+    checkout = tmp_path / "checkout"
+    patch = made(tmp_path, written(checkout, commits, asked))
+    copy = contents(patched(patch, {"engine": installed}, tmp_path / "copy") / "engine")
+    expected = contents(checkout / "engine")
+    assert {name: copy.get(name) for name in expected} == expected
+    assert not (copy.keys() - expected.keys()) & {each.removeprefix("engine/") for each in patch.files}
+
+
+def test_commits_that_are_there_already_are_told_as_one(tmp_path: Path, installed: Path) -> None:
+    checkout = tmp_path / "checkout"
+    patch = made(tmp_path, written(checkout, (EDITED, MOVED), SERIES))
+    with pytest.raises(api.BadSetting, match="already; to measure it"):
+        patched(patch, {"engine": checkout / "engine"}, tmp_path / "copy")
+
+
+def test_a_file_beside_the_source_folder_does_not_matter(tmp_path: Path, installed: Path) -> None:
+    text = written(tmp_path / "checkout", ({**EDITED, "README.md": "read it\n"},), WHOLE)
+    patch = made(tmp_path, text.replace("/engine/", "/python/engine/"))
+    copy = patched(patch, {"engine": installed}, tmp_path / "copy")
+    assert "line9 = 99" in (copy / "engine" / "core" / "pool.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("commits", "asked", "why"),
+    [
+        (({**OUT, "engine/old.py": "gone = False\n"},), WHOLE, "over engine/core/pool.py, .*--no-renames"),
+        ((EDITED, OUT), SERIES, "over engine/core/pool.py"),
+        ((EDITED, OUT), (*LOG, "--format="), "over engine/core/pool.py"),
+        ((EDITED,), (*WHOLE, "--relative=engine", "--src-prefix=engine/", "--dst-prefix=mine/"),
+         "in place of diff -ru"),
+        (({"elsewhere/tool.py": None, "engine/tool.py": SOURCE},), WHOLE, "elsewhere/tool.py: No such file"),
+    ],
+)  # fmt: skip
+def test_what_git_passes_over_is_refused(
+    tmp_path: Path, installed: Path, commits: Commits, asked: Sequence[str], why: str
+) -> None:
+    """It says nothing of it, and ends with 0: where it applies a diff, and where it takes one back."""
+    patch = made(tmp_path, written(tmp_path / "checkout", commits, asked))
+    with pytest.raises(api.BadSetting, match=f"does not apply to .*{why}"):
+        patched(patch, {"engine": installed}, tmp_path / "copy")
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path, installed: Path) -> None:
+    """A link of a folder, or of a file that git names otherwise than the diff seems to."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "pool.py").write_text(SOURCE)
+    (installed / "linked").symlink_to(tmp_path / "other")
+    before = contents(tmp_path)
+    dated = "engine/core/pool.py 2026-01-01 10:00:00.000000000 +0000"
+    hunk = DIFF[DIFF.index("@@ -9,3") : DIFF.index("diff --git a/engine/core/new.py")]
+    for number, text in enumerate((
+        DIFF.replace("core/pool.py", "linked/pool.py"),
+        f"--- {dated}\n+++ {dated}\n{hunk}",
+    )):  # fmt: skip
+        patch = made(tmp_path, text)
+        with pytest.raises(api.BadSetting, match="does not apply"):
+            patched(patch, {"engine": installed}, tmp_path / f"copy-{number}")
+    after = contents(tmp_path)
+    assert {name: after[name] for name in before} == before
+
+
 def test_what_does_not_apply_is_refused_with_its_place(tmp_path: Path, installed: Path) -> None:
     for number, (text, why) in enumerate((
         (DIFF.replace("line10 = 10", "line10 = 11"), r"does not apply to .*: engine/core/pool.py:9;"),
         (DIFF.replace("core/pool.py", "core/pond.py"), r"engine/core/pond.py: No such file"),
-        (DIFF.replace("@@ -9,3 +9,3 @@", "@@ -9,4 +9,4 @@"), "corrupt patch at"),
+        (DIFF.replace("@@ -9,3 +9,3 @@", "@@ -9,4 +9,4 @@"), "corrupt patch at .*15;"),
+        (f"{REMOVED}From {'0' * 40}\n{DIFF.replace('-9,3', '-9,4')}", "corrupt patch at .*22;"),
     )):  # fmt: skip
         with pytest.raises(api.BadSetting, match=why) as refused:
             patched(made(tmp_path, text), {"engine": installed}, tmp_path / f"copy-{number}")

@@ -108,10 +108,10 @@ def test_a_rewriting_of_ours_and_code_that_was_not_built_stand_below_the_verdict
     assert told(toggles={"heap": "collected"}) == []  # both sides are vLLM's
     files = {"files": ("vllm/a.py",), "left_out": ("tests/a.py", "csrc/a.cu")}
     (not_built,) = told(patch=Patch(file="a.diff", text="", strip=1, **files))
-    assert "patch=a.diff of after also changes compiled code or data: csrc/a.cu; that" in not_built.text
+    assert "after also changes compiled code, requirements or data: csrc/a.cu; " in not_built.text
     read = ("vllm/a.py", "vllm/configs/b.json", "vllm/README.md")
     (data,) = told(patch=Patch(file="a.diff", text="", strip=1, files=read))
-    assert "compiled code or data: vllm/configs/b.json; that was not built, or may not be" in data.text
+    assert "requirements or data: vllm/configs/b.json; that was not built, or may not be" in data.text
 
 
 def test_what_of_an_engine_is_not_its_own_stands_below_the_verdict() -> None:

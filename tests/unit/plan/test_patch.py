@@ -16,6 +16,10 @@ from overlap_bench.harness.store import trust
 POOL = "vllm/v1/core/block_pool.py"
 # A line of context that is empty, as editors leave it, and lines that begin as a file's name does.
 HUNK = "@@ -1,3 +1,3 @@\n one\n\n--- a/vllm/not/a/file.py\n+++ b/vllm/nor/this.py\n"
+RENAMED = "similarity index 100%\nrename from vllm/envs.py\nrename to vllm/vars.py\n"
+EMPTY = "new file mode 100644\nindex 0000000..e69de29\n"
+# Of a commit: git takes no line of it for a file's.
+MESSAGE = "diff --git a/vllm/a.py b/vllm/a.py\n\n--- a/vllm/b.py\n+++ b/vllm/b.py\n\n@@ -1,9 +1,9 @@\n"
 ONE_LINE = "@@ -1 +1 @@\n--- a/vllm/not/a/file.py\n+++ b/vllm/nor/this.py\n"
 
 
@@ -44,7 +48,16 @@ def written(tmp_path: Path) -> Path:
         (f"--- a/{POOL}\n+++ b/{POOL}\n{ONE_LINE}", 1, (POOL,), ()),
         (diff(f"base/lib/{POOL}", f"head/lib/{POOL}") + diff("base/README.md", "head/README.md"), 2, (POOL,),
          ()),
-        ("rename from vllm/envs.py\nrename to vllm/vars.py\n", 1, ("vllm/envs.py", "vllm/vars.py"), ()),
+        (f"diff --git a/vllm/envs.py b/vllm/vars.py\n{RENAMED}", 1, ("vllm/envs.py", "vllm/vars.py"), ()),
+        (f"diff --git vllm/envs.py vllm/vars.py\n{RENAMED}{diff(POOL, POOL)}", 0,
+         ("vllm/envs.py", "vllm/vars.py", POOL), ()),
+        (f"diff --git vllm/a b.py vllm/a b.py\n{EMPTY}", 0, ("vllm/a b.py",), ()),
+        (f"diff --git i/vllm/a b.py w/vllm/a b.py\r\n{EMPTY}", 1, ("vllm/a b.py",), ()),
+        (f'diff --git "a/vllm/\\303\\244.py" "b/vllm/\\303\\244.py"\n{EMPTY}', 1, ("vllm/ä.py",), ()),
+        (diff('"a/vllm/\\303\\244\\".py"', '"b/vllm/\\303\\244\\".py"'), 1, ('vllm/ä".py',), ()),
+        (diff(f"{POOL}.orig", POOL), 0, (POOL,), ()),
+        (diff("vllm/envs.py", "vllm.new/envs.py"), 0, ("vllm/envs.py",), ("vllm.new/envs.py",)),
+        (f"{MESSAGE}{diff(f'a/{POOL}', f'b/{POOL}')}", 1, (POOL,), ()),
         (f"From 1 Mon\nSubject: a\n\n---\n a | 2 +-\n\n{diff(f'a/{POOL}', f'b/{POOL}')}", 1, (POOL,), ()),
     ],
 )  # fmt: skip
@@ -66,10 +79,19 @@ def test_what_is_no_diff_or_of_another_package_is_refused(written: Path) -> None
         (diff("a/csrc/x.cu", "b/csrc/x.cu").encode(), "changes no file of vllm, but b/csrc/x.cu"),
         (diff("a/bin/vllm", "b/bin/vllm").encode(), "changes no file of vllm, but b/bin/vllm"),
         (diff("a/v1/core/block_pool.py", "b/v1/core/block_pool.py").encode(), "must lead from the folder"),
-    ):
+        (f"diff --cc {POOL}\nindex 1,2..3\n--- a/{POOL}\n+++ b/{POOL}\n@@@ -1 -1 +1 @@@\n".encode(),
+         "is a combined diff, as git shows of a merge"),
+        (f"Only in b/vllm: new.py\n{diff(f'a/{POOL}', f'b/{POOL}')}".encode(), "use diff -ruN, or git diff"),
+    ):  # fmt: skip
         written.write_bytes(content)
         with pytest.raises(api.BadSetting, match=why):
             read_patch(str(written), ["vllm"])
+
+
+def test_what_windows_writes_before_a_text_is_none_of_the_diff(written: Path) -> None:
+    text = f"diff --git a/{POOL} b/{POOL}\ndeleted file mode 100644\nindex e69de29..0000000\n"
+    written.write_text(text, encoding="utf-8-sig")
+    assert read_patch(str(written), ["vllm"]).text == text
 
 
 def test_the_packages_are_the_engines_or_those_of_its_command(written: Path) -> None:
@@ -100,7 +122,9 @@ def test_an_arm_has_its_patch_and_a_run_of_it_is_trusted_by_name(written: Path) 
     assert any(POOL in line for line in trust.named([design]))
 
 
-def test_compiled_code_that_a_diff_changes_is_told_apart_from_tests(written: Path) -> None:
-    others = ("csrc/cache.cu", "tests/test_cache.py", "setup.py")
-    written.write_text("".join(diff(f"a/{each}", f"b/{each}") for each in (POOL, *others)))
-    assert read_patch(str(written), ["vllm"]).not_built == ["csrc/cache.cu", "setup.py"]
+def test_what_a_build_makes_of_a_diff_is_told_apart_from_tests(written: Path) -> None:
+    built = ["csrc/cache.cu", "csrc/moe/template.jinja", "setup.py", "pyproject.toml", "rust/Cargo.toml",
+             "requirements/common.txt"]  # fmt: skip
+    others = ("tests/test_cache.py", "csrc/README.md", "docs/words.txt")
+    written.write_text("".join(diff(f"a/{each}", f"b/{each}") for each in (POOL, *built, *others)))
+    assert read_patch(str(written), ["vllm"]).not_built == built
