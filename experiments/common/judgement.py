@@ -145,10 +145,15 @@ def modes(variant: Variant) -> tuple[str, ...]:
 def places(variant: Variant) -> list[tuple[int, str, str]]:
     """Where a change is judged: batch, async scheduling, host. Async scheduling itself depends on the host
     most, and its source says by how much it helps, so it is tried on the other hosts at every batch."""
-    batches = [BETWEEN] if modes(variant) == MODES else BATCHES
+    batches = [between(variant.name)] if modes(variant) == MODES else BATCHES
     elsewhere = product(batches, modes(variant), [at for at in HOSTS if at != HERE])
     every = [*product(BATCHES, modes(variant), [HERE]), *elsewhere]
     return [place for place in every if place[0] >= LEAST.get(variant.name, 1)]
+
+
+def between(name: str) -> int:
+    """The batch at which a change is tried on other hosts."""
+    return max(BETWEEN, LEAST.get(name, 1))
 
 
 def cell_name(what: str, batch: int, mode: str, at: str = HERE) -> str:
@@ -275,7 +280,7 @@ def starts(each: Judged, mode: str) -> str:
 
 def depends_on_host(each: Judged, mode: str) -> str:
     """Whether that is another answer where the device takes half as long, and twice as long."""
-    steps = [cell.step for at in HOSTS for cell in each.of(mode, at) if cell.batch == BETWEEN]
+    steps = [cell.step for at in HOSTS for cell in each.of(mode, at) if cell.batch == between(each.name)]
     known = [step for step in steps if step is not None]
     if len(known) < len(HOSTS):
         return NOTHING
