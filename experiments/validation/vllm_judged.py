@@ -79,7 +79,9 @@ NOTES = (
     "vLLM's core in a process of its own asks before each step of a turn whether it may begin: 40 to 70 us "
     "by an estimate, which the after arm of vllm-multiprocessing alone pays (0.5 to 1 point at batch 1).",
     "This host's k, as each call finds it, was 0.83 to 0.85 on the EPYC and 0.98 to 1.92 on the Xeon, whose "
-    "speed changes: a device is as many times as slow as an H100.",
+    "speed changes: a device is as many times as slow as an H100. (vllm-async-speculation at 2k: 3.1 times.)",
+    "Most of vllm-env-cache's gain is one read for each request as its output is counted. vLLM's server does "
+    "that in another process than the core's, where no variable is kept in either choice.",
     "The intervals are of 95% each, of a hundred cells: a few miss by chance. A cell that was measured again "
     "shows the run of more trials; vllm-output-chunk, -multiprocessing, -runner, -heap, -prefix-caching, "
     "-block-hash, -block-hasher and -block-map at 64 were.",
