@@ -67,10 +67,10 @@ NOTE = (
 
 
 SETTING = (
-    "The core, its scheduler and output processing are one process (`multiprocessing=off`) on two cores, so "
-    "texts are made on the step. Requests have 6 to 25 tokens of prompt and 64 new ones, and begin and end "
-    "together, but where what ends is the change; prefixes are cached where that is the change, or its "
-    "condition. vLLM's server has a process for its core, schedules ahead and caches prefixes."
+    "Scheduler, model runner and output processing share one process (`multiprocessing=off`) on two cores, "
+    "so texts are made on the step. Prompts have 6 to 25 tokens, answers 64; all requests begin and end "
+    "together (those of vllm-remove-all end one by one). The prefix cache is off unless the change needs it. "
+    "vLLM's server has a process for its core, schedules ahead and caches prefixes."
 )
 NOTES = (
     "Until commit f01ed5f7 a cell ran with stream_interval 8 where its variant does not set it; vLLM's own "
@@ -218,15 +218,15 @@ def _lines(found: Judgement) -> Iterator[str]:
         wide = f"; {match.wide} of the runs' are ±{WIDE:.0%} or wider, and show little" if match.wide else ""
         yield (
             f"The intervals expected and those run whole overlap in {match.agree} of {match.cells} cells, of "
-            f"which {match.with_effect} have an effect (the run's interval leaves out 0){wide}. Most are "
-            "expected by the phases of the same run: what agrees is what a step feels of them."
+            f"which {match.with_effect} have an effect (the run's interval leaves out 0){wide}. Most "
+            "expected ones use the phases of the same run: this checks how much of a phase a step feels."
         )
     outputs = [cell.outputs for _, cell in found.cells if cell.outputs is not None]
     if outputs:
         same, compared = (sum(each) for each in zip(*outputs, strict=True))
         yield (
-            f"Outputs: {same:,} of {compared:,} identical in both arms. Tokens follow from the prompt here, "
-            "so that is of texts and of what is kept of requests, not of attention."
+            f"Outputs: {same:,} of {compared:,} identical in both arms. At a pace tokens depend on the "
+            "prompt alone: this checks texts and bookkeeping, not attention."
         )
 
 
