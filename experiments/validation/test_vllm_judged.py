@@ -171,10 +171,10 @@ def test_nothing_is_expected_of_a_change_of_no_phase_and_the_page_says_what_is_a
     assert known["vllm-update"].foretold is not None
     assert (known["vllm-update"].added, known["vllm-update"].trials) == (2, 6)
     assert "such cells" not in vllm_judged.page(found).lines[1]  # every one was run whole
-    update, alone = known["vllm-update"], lambda cell: msgspec.structs.replace(cell, whole=None)
-    cells = [alone(update), alone(update), msgspec.structs.replace(alone(update), added=1)]
+    alone = msgspec.structs.replace(known["vllm-update"], whole=None)
+    expected = [alone, alone, msgspec.structs.replace(alone, added=1)]
     changes = [
-        msgspec.structs.replace(each, cells=cells if each.name == "vllm-update" else [])
+        msgspec.structs.replace(each, cells=expected if each.name == "vllm-update" else [])
         for each in found.changes
     ]
     page = vllm_judged.page(msgspec.structs.replace(found, changes=changes))
