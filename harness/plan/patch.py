@@ -61,19 +61,19 @@ def read_patch(file: str, packages: Sequence[str]) -> Patch:
     )
 
 
-def steps(patch: Patch) -> Iterator[tuple[str, list[str]]]:
+def commits(patch: Patch) -> Iterator[tuple[str, list[str]]]:
     """The commits of a diff, to be applied one after the other, and the files of the packages that each
     names, as often as it does. At once, git would take what a later one renames, copies or removes as it was
     before the first. What is about other files alone is left out."""
     above = 0
-    for commit in COMMIT.split(patch.text):
-        parts = [(each, _own(patch, each)) for each in SECTION.split(commit)]
+    for text in COMMIT.split(patch.text):
+        parts = [(each, _own(patch, each)) for each in SECTION.split(text)]
         if files := [name for _, names in parts for name in names]:
             # git refuses a name with fewer folders than it strips. With blank lines in place of what is left
             # out, a line that it names in an error is the diff's own.
             kept = (each if names else "\n" * each.count("\n") for each, names in parts)
             yield "".join(["\n" * above, *kept]), files
-        above += commit.count("\n")
+        above += text.count("\n")
 
 
 def unquoted(name: str) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from overlap_bench.engines import api
 from overlap_bench.harness.common import git
 from overlap_bench.harness.plan.design import Arm, Patch
-from overlap_bench.harness.plan.patch import steps, unquoted
+from overlap_bench.harness.plan.patch import commits, unquoted
 from overlap_bench.harness.run.hosts import check_interpreter
 from overlap_bench.harness.run.watch import located
 
@@ -86,9 +86,9 @@ def _apply(patch: Patch, packages: Mapping[str, Path], folder: Path, *way: str) 
     included = [f"--include={name}{end}" for name in patch.packages for end in ("/*", ".py")]
     asked = ["apply", "--verbose", f"-p{patch.strip}", "--whitespace=nowarn", *included, *way]
     text = folder / "patch.diff"
-    for step, files in reversed([*steps(patch)]) if way else steps(patch):
+    for commit, files in reversed([*commits(patch)]) if way else commits(patch):
         with text.open("w", encoding="utf-8", newline="") as file:  # the ends of its lines are the files'
-            file.write(step)
+            file.write(commit)
         done = git.run(*asked, text.name, where=folder)
         if done.returncode:
             return f"{_places(done.stderr)}; take the diff against the release that is installed"
