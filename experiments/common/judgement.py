@@ -30,8 +30,9 @@ MATTERS = 0.01  # of a step: the harness's own margin
 WIDE = 0.03  # of a step: an interval of this half-width, or of more, overlaps nearly anything
 # A pace decides these: what computing takes, and which drafts are right.
 LEFT_OUT = ("vllm-compiled", "vllm-chunked-prefill", "vllm-speculation")
-# The least batch at which the arms differ: up to it, one chunk of 128 outputs is all of them.
-LEAST = {"vllm-output-chunk": 256}
+# The least batch at which the arms differ: one chunk of 128 outputs is all of fewer, and where one request
+# runs, no step follows its end.
+LEAST = {"vllm-output-chunk": 256, "vllm-remove-all": 16}
 NOTHING = "–"
 Cells = Mapping[str, Mapping[str, Any]]  # by name, as vllm_toggles keeps them
 

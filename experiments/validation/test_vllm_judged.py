@@ -238,9 +238,21 @@ def test_a_phase_that_was_measured_anew_is_that_of_all_cells_that_are_expected_b
     assert {(each.phase, each.machine) for each in (here, on, other)} == {(new, "b")}
 
 
-def test_the_arms_of_output_chunk_differ_beyond_128_requests_alone() -> None:
-    of = judgement.variants()["vllm-output-chunk"]
-    assert {place[0] for place in judgement.places(of)} == {256}
+def test_no_batch_is_tried_at_which_both_arms_do_the_same() -> None:
+    known = judgement.variants()
+    for name, batches in (("vllm-output-chunk", {256}), ("vllm-remove-all", {16, 64, 256})):
+        assert {place[0] for place in judgement.places(known[name])} == batches
+    for name, tokens in (("vllm-remove-all", "uniform:32:96"), ("vllm-heap", "64")):  # 64 all end in one step
+        words = vllm_toggles.command(f"{name} 64 off", "python", Path("out"))
+        assert words[words.index("--max-new-tokens") + 1] == tokens
+
+
+def test_a_step_is_what_the_variant_decides_by_or_that_of_turns() -> None:
+    both = {"metrics": {SLICED: {}, "decode_step_ms_untrimmed": {}}, "primary": SLICED}
+    assert vllm_toggles.step_metric("vllm-heap", both) == "decode_step_ms_untrimmed"
+    assert vllm_toggles.step_metric("vllm-update", both) == SLICED
+    drafts = {"metrics": {"tpot_ms_mean": {}}, "primary": "tpot_ms_mean"}
+    assert vllm_toggles.step_metric("vllm-async-speculation", drafts) == "tpot_ms_mean"
 
 
 def test_what_was_expected_stays_beside_what_was_run_whole_since() -> None:

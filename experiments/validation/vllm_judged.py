@@ -42,7 +42,7 @@ from overlap_bench.harness.analysis.result import MetricRow
 from overlap_bench.harness.analysis.words import interval
 from overlap_bench.harness.common.formatting import percent
 from overlap_bench.harness.common.machine import fingerprint
-from overlap_bench.harness.metrics.definitions import phase_in_turns
+from overlap_bench.harness.metrics.definitions import METRICS, phase_in_turns
 from overlap_bench.harness.report import catalogue_tables, html
 from overlap_bench.harness.report.page import Page, Table, markdown_page, tabulated
 from overlap_bench.harness.store.manifest import read_manifest
@@ -78,13 +78,16 @@ NOTES = (
     "change look larger than it is by that share of it: −2.07% for −2.00%.",
     "vLLM's core in a process of its own asks before each step of a turn whether it may begin: 40 to 70 us "
     "by an estimate, which the after arm of vllm-multiprocessing alone pays (0.5 to 1 point at batch 1).",
-    "This host's k, as each call finds it, was 0.83 to 0.85 on the EPYC and 0.98 to 1.92 on the Xeon, whose "
-    "speed changes: a device is as many times as slow as an H100. (vllm-async-speculation at 2k: 3.1 times.)",
+    "This host's k, as each call finds it, was 0.83 to 0.85 for vllm-async-scheduling on the EPYC, and 0.98 "
+    "to 1.92 on the Xeon, whose speed changes: a device is as many times as slow as an H100. "
+    "vllm-async-speculation's 2k was 3.1 times so, vllm-detokenizer's k/2 0.86 times.",
     "Most of vllm-env-cache's gain is one read for each request as its output is counted. vLLM's server does "
-    "that in another process than the core's, where no variable is kept in either choice.",
-    "The intervals are of 95% each, of a hundred cells: a few miss by chance. A cell that was measured again "
-    "shows the run of more trials; vllm-output-chunk, -multiprocessing, -runner, -heap, -prefix-caching, "
-    "-block-hash, -block-hasher and -block-map at 64 were.",
+    "that in another process than the core's, where no variable is kept in either choice: with "
+    "`multiprocessing=on` a step at 64 changed by +0.12% [−0.92%, +1.2%] (four trials, the Xeon).",
+    "Of a hundred intervals of 95%, a few miss by chance. A cell that was measured again shows the later "
+    "run: on the Xeon, as their other devices, vllm-runner, -multiprocessing, -prefix-caching and -heap at "
+    "64; for more trials vllm-block-hash, -block-hasher and -block-map at 64, vllm-block-hash at 16 and "
+    "vllm-runner at 2k; without other work beside it vllm-slots at 2k and vllm-detokenizer at k/2.",
     "A step is a trimmed mean over turns, without the collector's rare pauses; for vllm-heap it is the "
     "untrimmed one.",
     "Up to 128 requests both arms of vllm-output-chunk process all outputs at once, so only 256 is shown; "
@@ -142,7 +145,7 @@ KNOWN = (
         "whole",
         13583 / 13023 - 1,
         "57442: 13,583 ± 823 -> 13,023 ± 231 tokens/s at 64 (0.5B)",
-        "of a model whose steps are shorter",
+        "of a model whose steps are shorter, and within its own scatter",
     ),
     Known(
         "vllm-flat-logprobs",
@@ -150,7 +153,7 @@ KNOWN = (
         "whole",
         0,
         "57442: no help at 512, 3,917 against 3,922 tokens/s",
-        "of another batch; whether it scheduled ahead, which hides the host, it does not say",
+        "of another batch and model; async scheduling, vLLM's default, would hide it",
     ),
     Known(
         "vllm-slots",
@@ -350,7 +353,7 @@ def entries(found: Judgement) -> Iterator[Entry]:
                     f"paced: {found.pace}",
                     machine=cell.machine or found.machine,
                     batch=float(cell.batch),
-                    step_ms=cell.whole.before if cell.whole and cell.metric != "tpot_ms_mean" else None,
+                    step_ms=cell.whole.before if cell.whole and METRICS[cell.metric].of_turns else None,
                     found_in=PAGE,
                 )
 

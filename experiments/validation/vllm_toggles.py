@@ -94,10 +94,7 @@ def measured(cell: str, python: str, folder: Path) -> dict[str, Any]:
             },
         }
     (comparison,) = json.loads(done.stdout)["comparisons"]
-    # What changes the collector's pauses is judged by steps that are not trimmed. Drafts leave turns no equal
-    # steps: what decides stands for one.
-    metrics = (variants()[cell.split()[0]].primary, SLICED, comparison["primary"])
-    metric = next(each for each in metrics if each in comparison["metrics"])
+    metric = step_metric(cell.split()[0], comparison)
     phases = {each: its for each in SPEC.phases if (its := row(comparison, phase_in_turns(each)))}
     own = phases.get(variants()[cell.split()[0]].phase)
     return {
@@ -108,6 +105,13 @@ def measured(cell: str, python: str, folder: Path) -> dict[str, Any]:
         "trials": comparison["trials"],
         "outputs": comparison["outputs"],
     }
+
+
+def step_metric(name: str, comparison: Mapping[str, Any]) -> str:
+    """What is shown as a step: what the variant decides by, as where the collector's pauses are not to be
+    trimmed away; or else that of turns. Drafts leave turns no equal steps: what decided stands for one."""
+    metrics = (variants()[name].primary, SLICED, comparison["primary"])
+    return next(each for each in metrics if each in comparison["metrics"])
 
 
 def row(comparison: Mapping[str, Any], metric: str) -> dict[str, Any] | None:
